@@ -47,14 +47,18 @@ def _write(path: Path, text: str) -> None:
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines) + "\n"
+    return (
+        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines) + "\n"
+    )
 
 
 def _ops() -> str:
     rows = []
     for name, op in sorted(OPS.items()):
         kernels = [f"`{kernel.id}`" for kernel in api.registered(op=name)]
-        rows.append([f"`{name}`", "yes" if op.vjp else "–", str(len(op.samples())), ", ".join(kernels) or "–"])
+        rows.append(
+            [f"`{name}`", "yes" if op.vjp else "–", str(len(op.samples())), ", ".join(kernels) or "–"]
+        )
     return _table(["Op", "Gradient", "Samples", "Kernels, in the untuned order of trial"], rows)
 
 

@@ -19,7 +19,11 @@ release = version = tilewright.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "_generated/ops.md", "_generated/kernels.md"]  # the tables are included in a page
+exclude_patterns = [
+    "_build",
+    "_generated/ops.md",
+    "_generated/kernels.md",
+]  # the tables are included in a page
 default_role = "code"  # docstrings mark code with single backticks
 
 html_theme = "furo"
@@ -39,7 +43,9 @@ def _plain_text_to_rst(app, what, name, obj, options, lines: list[str]) -> None:
     the line breaks of paragraphs that are laid out by indentation."""
     text = _CODE.sub(lambda m: re.sub(r"\s*\n\s*", " ", m[0]), "\n".join(lines))
     parts = _CODE.split(text)
-    parts[::2] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", re.sub(r"([*|\\])", r"\\\1", part)) for part in parts[::2]]
+    parts[::2] = [
+        re.sub(r"(?<=\w)_(?!\w)", r"\\_", re.sub(r"([*|\\])", r"\\\1", part)) for part in parts[::2]
+    ]
     out: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "".join(parts).strip("\n")):
         rows = paragraph.split("\n")
