@@ -1,4 +1,4 @@
-"""Pages made from the code: the tables of ops and kernels out of the registries, and the reference's list of names."""
+"""Pages made from the code: tables of ops and kernels out of the registries, and the reference's names."""
 
 from __future__ import annotations
 
@@ -46,19 +46,15 @@ def _write(path: Path, text: str) -> None:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return (
-        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines) + "\n"
-    )
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in [head, ["---"] * len(head), *rows]]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def _ops() -> str:
     rows = []
     for name, op in sorted(OPS.items()):
-        kernels = [f"`{kernel.id}`" for kernel in api.registered(op=name)]
-        rows.append(
-            [f"`{name}`", "yes" if op.vjp else "–", str(len(op.samples())), ", ".join(kernels) or "–"]
-        )
+        kernels = ", ".join(f"`{kernel.id}`" for kernel in api.registered(op=name))
+        rows.append([f"`{name}`", "yes" if op.vjp else "–", str(len(op.samples())), kernels or "–"])
     return _table(["Op", "Gradient", "Samples", "Kernels, in the untuned order of trial"], rows)
 
 

@@ -39,13 +39,11 @@ _CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
 
 
 def _plain_text_to_rst(app, what, name, obj, options, lines: list[str]) -> None:
-    """Docstrings are plain text with code in backticks. Escape what reStructuredText would read into the rest, and keep
-    the line breaks of paragraphs that are laid out by indentation."""
+    """Docstrings are plain text with code in backticks. Escape what reStructuredText would read into the
+    rest, and keep the line breaks of paragraphs that are laid out by indentation."""
     text = _CODE.sub(lambda m: re.sub(r"\s*\n\s*", " ", m[0]), "\n".join(lines))
     parts = _CODE.split(text)
-    parts[::2] = [
-        re.sub(r"(?<=\w)_(?!\w)", r"\\_", re.sub(r"([*|\\])", r"\\\1", part)) for part in parts[::2]
-    ]
+    parts[::2] = [re.sub(r"[*|\\]|(?<=\w)_(?!\w)", r"\\\g<0>", part) for part in parts[::2]]
     out: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "".join(parts).strip("\n")):
         rows = paragraph.split("\n")

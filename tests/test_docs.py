@@ -1,4 +1,4 @@
-"""The Python examples of the README and the manual run as printed: those of one page in order, in one namespace."""
+"""The Python examples of README and manual run as printed: those of one page in order, in one namespace."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs/guide").glob("*.md")),
-]
+MANUAL = sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts)
+PAGES = [ROOT / "README.md", *MANUAL]
 
 
 def examples(page: Path) -> list[tuple[int, str]]:
