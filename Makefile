@@ -42,8 +42,9 @@ lint: $(DEV)  ## ruff, pyright, import layers, no machine's own paths
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	PYTHONPATH=src $(BIN)/lint-imports
-	@! git grep -InE '(^|[^A-Za-z0-9_.-])/(wor[k]|roo[t]|tm[p]|hom[e])/|pypi[.]org|pythonhosted[.]org|npmjs[.]' \
-	  || { echo "the lines above name one machine's own paths or a registry's host" >&2; exit 1; }
+	@if git grep -InE '(^|[^A-Za-z0-9_.-])/(wor[k]|roo[t]|tm[p]|hom[e])/|pypi[.]org|pythonhosted[.]org|npmjs[.]'; then \
+	  echo "the lines above name one machine's own paths or a registry's host" >&2; exit 1; \
+	else [ $$? -eq 1 ]; fi
 
 format: $(DEV)  ## let ruff fix and format
 	$(BIN)/ruff check --fix
