@@ -1,0 +1,1 @@
+"""oneDNN 3.x: `capi` binds its C API, `runtime` executes primitives; the CPU kernels build on both."""
