@@ -17,14 +17,17 @@ if ! { [ -x "$venv/bin/python" ] && new_enough "$venv/bin/python" && "$venv/bin/
   echo "Making $venv with $("$python" --version)"
   rm -rf "$venv"
   if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
-    # Debian's python3 comes without ensurepip; virtualenv carries its own pip.
+    # Debian's python3 comes without ensurepip; virtualenv carries its own pip. It goes into a folder of its own, which
+    # works where the system's Python refuses other installs (PEP 668).
     rm -rf "$venv"
+    tool=$venv.virtualenv
     echo "$python -m venv failed (no ensurepip?); trying virtualenv"
-    "$python" -m virtualenv --version >/dev/null 2>&1 || "$python" -m pip install -q --user virtualenv || {
+    "$python" -m pip install -q --target "$tool" virtualenv || {
       echo "Could not make an environment. Install the venv module (Debian: apt-get install python3-venv) and run make again." >&2
       exit 1
     }
-    "$python" -m virtualenv -q "$venv"
+    PYTHONPATH=$tool "$python" -m virtualenv -q "$venv"
+    rm -rf "$tool"
   fi
 fi
 
