@@ -9,7 +9,6 @@ import pkgutil
 from pathlib import Path
 from types import ModuleType
 
-import tilewright
 from tilewright import devices
 from tilewright.devices import api
 from tilewright.ops._op import OPS
@@ -34,9 +33,11 @@ def write(folder: Path) -> None:
             importlib.import_module(found.name)
     _write(folder / "ops.md", _ops())
     _write(folder / "kernels.md", _kernels())
-    for name, title in REFERENCE.items():
+    listed: set[int] = set()
+    # From the most special module to the package itself, so that a name exported twice is described once.
+    for name, title in reversed(REFERENCE.items()):
         if importlib.util.find_spec(name) is not None:
-            _write(folder / f"{name}.md", _reference(importlib.import_module(name), title))
+            _write(folder / f"{name}.md", _reference(importlib.import_module(name), title, listed))
 
 
 def _write(path: Path, text: str) -> None:
@@ -68,17 +69,18 @@ def _kernels() -> str:
     return _table(["Kernel", "Op", "Version", "Deterministic", "About"], rows)
 
 
-def _reference(module: ModuleType, title: str) -> str:
+def _reference(module: ModuleType, title: str, listed: set[int]) -> str:
     names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
     lines = [f"# {title}", "", f"`{module.__name__}`", "", "```{eval-rst}"]
     for name in names:
         item = getattr(module, name)
-        home = getattr(item, "__module__", "") or ""
-        if not home.startswith(tilewright.__name__):
+        ours = (getattr(item, "__module__", None) or "").startswith(module.__name__)
+        if not ours or id(item) in listed:
             continue
+        listed.add(id(item))
         if inspect.isclass(item):
-            bases = "" if issubclass(item, BaseException) else "\n   :members:"
-            lines += [f".. autoclass:: {module.__name__}.{name}{bases}", ""]
+            members = "" if issubclass(item, BaseException) else "\n   :members:"
+            lines += [f".. autoclass:: {module.__name__}.{name}{members}", ""]
         elif inspect.isroutine(item):
             lines += [f".. autofunction:: {module.__name__}.{name}", ""]
     return "\n".join([*lines, "```", ""])
