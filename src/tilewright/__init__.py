@@ -1,3 +1,31 @@
-"""Trains and runs convolutional networks on CPUs through oneDNN, and on OpenCL devices."""
+"""Tilewright: convolutional networks, trained and run on OpenCL devices and, through oneDNN, on CPUs."""
+
+from __future__ import annotations
+
+from tilewright import dtypes, errors, ops
+from tilewright.autograd import enable_grad, grad, gradcheck, is_grad_enabled, no_grad
+from tilewright.config import config
+from tilewright.devices import get as device
+from tilewright.dtypes import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
+from tilewright.tensor import (
+    Tensor,
+    arange,
+    empty,
+    eye,
+    from_dlpack,
+    from_numpy,
+    full,
+    linspace,
+    ones,
+    ones_like,
+    tensor,
+    zeros,
+    zeros_like,
+)
 
 __version__ = "0.1.0"
+
+# Every op is a name of the package.
+globals().update(
+    {name: value for name, value in vars(ops).items() if not name.startswith("_") and callable(value)}
+)

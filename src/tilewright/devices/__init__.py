@@ -1,0 +1,47 @@
+"""Where kernels run: one folder per kind of device. A kind is loaded when it is first named."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import threading
+from typing import Any
+
+from tilewright.config import config
+from tilewright.devices.api import Device
+from tilewright.errors import DeviceError
+
+KINDS = tuple(m.name for m in pkgutil.iter_modules(__path__) if m.ispkg)
+
+_devices: dict[str, Device] = {}
+_lock = threading.RLock()
+
+
+def get(name: str | Device | None = None) -> Device:
+    """The device of that name (`cpu`, `null`, `opencl:0`), or the configured default. Raises DeviceError."""
+    if isinstance(name, Device):
+        return name
+    if name is None:
+        name = config.device
+    found = _devices.get(name)
+    return found if found is not None else _load(name)
+
+
+def _load(name: Any) -> Device:
+    kind, _, index = str(name).partition(":")
+    if not isinstance(name, str) or kind not in KINDS or (index and not index.isdigit()):
+        raise DeviceError(
+            f"device {name!r} is not known; use one of {', '.join(KINDS)} (TILEWRIGHT_DEVICE sets the default)"
+        )
+    with _lock:
+        if name not in _devices:
+            module = importlib.import_module(f"tilewright.devices.{kind}")
+            import_kernels(module)
+            _devices[name] = module.open_device(name, int(index or 0))
+        return _devices[name]
+
+
+def import_kernels(package: Any) -> None:
+    """Import every module below a device's package, so that each kernel file registers what it holds."""
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)

@@ -1,0 +1,226 @@
+"""The CPU: oneDNN where it is installed and right, NumPy for everything else. Buffers come from a pool."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from typing import Any
+
+import numpy as np
+
+from tilewright.devices.api import Device, Spec, Stamp
+from tilewright.errors import OutOfMemory
+
+ALIGN = 64  # bytes: a cache line, and the widest vector
+
+
+class CpuBuffer:
+    """A block of host memory: address `ptr`, `raw` bytes as a NumPy array. Goes back to its pool when dropped."""
+
+    __slots__ = ("__weakref__", "_stamp", "keep", "nbytes", "pool", "ptr", "raw")
+
+    def __init__(self, ptr: int, nbytes: int, raw: Any, pool: Pool | None = None, keep: Any = None) -> None:
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.raw = raw
+        self.pool = pool
+        self.keep = keep  # for a view: the buffer it lies in; for foreign memory: its owner
+        self._stamp: Stamp | None = None
+
+    def __del__(self) -> None:
+        pool = self.pool
+        if pool is not None:
+            pool.give(self.raw, self.ptr)
+
+    def array(self, spec: Spec) -> np.ndarray:
+        """A writable view of the memory as `spec` lays it out. It must not outlive the buffer: see `export`."""
+        return np.ndarray(spec.shape, spec.dtype.np, self.raw, 0, spec.strides)
+
+    def export(self, spec: Spec, writable: bool) -> np.ndarray:
+        """As `array`, but the result keeps the buffer alive."""
+        owner = _Exported(self)
+        out = (
+            np.asarray(owner)[: spec.nbytes].view(spec.dtype.np)
+            if spec.nbytes
+            else np.empty(0, spec.dtype.np)
+        )
+        out = (
+            np.lib.stride_tricks.as_strided(out, spec.shape, spec.strides)
+            if spec.nbytes
+            else out.reshape(spec.shape)
+        )
+        out.flags.writeable = writable
+        return out
+
+    def view(self, offset: int, nbytes: int) -> CpuBuffer:
+        """Part of this memory, sharing it and its stamp."""
+        return CpuBuffer(self.ptr + offset, nbytes, self.raw[offset : offset + nbytes], keep=self)
+
+    @property
+    def stamp(self) -> Stamp:
+        if isinstance(self.keep, CpuBuffer):
+            return self.keep.stamp
+        if self._stamp is None:
+            self._stamp = Stamp()
+        return self._stamp
+
+    def touch(self) -> None:
+        """Say that the contents were changed in place."""
+        self.stamp.version += 1
+
+
+class _Exported:
+    """Lends a buffer's memory to NumPy; the array's base keeps this, and this keeps the buffer."""
+
+    def __init__(self, buffer: CpuBuffer) -> None:
+        self.buffer = buffer
+        self.__array_interface__ = {
+            "shape": (buffer.nbytes,),
+            "typestr": "|u1",
+            "data": (buffer.ptr, False),
+            "version": 3,
+        }
+
+
+class Pool:
+    """Recycles blocks by size class, so that a steady loop asks the system for nothing (and takes no page faults).
+
+    Sizes round up by at most an eighth. Idle blocks are kept up to an eighth above the most that was ever in use at
+    once (at least 32 MiB); beyond that the size classes idle longest are dropped.
+    """
+
+    FLOOR = 32 << 20
+
+    def __init__(self) -> None:
+        self.free: dict[int, list[tuple[Any, int]]] = {}
+        self.live = 0  # bytes handed out
+        self.idle = 0  # bytes waiting in `free`
+        self.peak = 0
+        self._lock = (
+            threading.RLock()
+        )  # re-entrant: a collection inside `take` may drop a buffer, which calls `give`
+
+    @staticmethod
+    def size_class(nbytes: int) -> int:
+        if nbytes <= 512:
+            return (nbytes + 63) & ~63 or 64
+        step = 1 << (nbytes.bit_length() - 4)
+        return (nbytes + step - 1) & -step
+
+    def take(self, nbytes: int) -> CpuBuffer:
+        size = self.size_class(nbytes)
+        with self._lock:
+            self.live += size
+            if self.live > self.peak:
+                self.peak = self.live
+            blocks = self.free.get(size)
+            if blocks:
+                raw, ptr = blocks.pop()
+                self.idle -= size
+                return CpuBuffer(ptr, nbytes, raw, self)
+            if self.idle and self.live + self.idle > max(self.peak + (self.peak >> 3), self.FLOOR):
+                self._trim(max(self.peak + (self.peak >> 3), self.FLOOR) - self.live)
+        try:
+            block = np.empty(size + ALIGN, np.uint8)
+        except MemoryError:
+            self.trim()
+            try:
+                block = np.empty(size + ALIGN, np.uint8)
+            except MemoryError:
+                self.live -= size
+                raise OutOfMemory(
+                    f"cpu: {nbytes} bytes ({nbytes / 2**30:.2f} GiB) could not be allocated while {self.live} are in use; "
+                    "use a smaller batch or input"
+                ) from None
+        start = -block.ctypes.data % ALIGN
+        raw = block[start : start + size]
+        return CpuBuffer(raw.ctypes.data, nbytes, raw, self)
+
+    def give(self, raw: Any, ptr: int) -> None:
+        size = raw.nbytes
+        with self._lock:
+            self.live -= size
+            self.idle += size
+            blocks = self.free.pop(size, None)
+            if blocks is None:
+                blocks = []
+            blocks.append((raw, ptr))
+            self.free[size] = blocks  # moves to the end: classes idle longest come first
+
+    def _trim(self, room: int) -> None:
+        for size in list(self.free):
+            blocks = self.free[size]
+            while blocks and self.idle > room:
+                blocks.pop()
+                self.idle -= size
+            if not blocks:
+                del self.free[size]
+            if self.idle <= room:
+                return
+
+    def trim(self) -> None:
+        """Give all idle memory back to the system."""
+        with self._lock:
+            self._trim(0)
+
+
+class CpuDevice(Device):
+    kind = "cpu"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.pool = Pool()
+        self.allocate = self.pool.take
+
+    def allocate(self, nbytes: int) -> CpuBuffer:
+        return self.pool.take(nbytes)
+
+    def upload(self, array: np.ndarray, to: Spec) -> CpuBuffer:
+        buffer = self.pool.take(to.nbytes)
+        np.copyto(buffer.array(to), array, casting="unsafe")
+        return buffer
+
+    def alias(self, array: np.ndarray) -> CpuBuffer:
+        """A buffer that *is* the array's memory (dense, any order)."""
+        start = array.__array_interface__["data"][0]
+        raw = np.asarray(_Foreign(start, array))
+        return CpuBuffer(start, array.nbytes, raw, keep=array)
+
+    def download(self, buffer: CpuBuffer, of: Spec) -> np.ndarray:
+        return np.array(buffer.array(of), order="C", copy=True)
+
+    def describe(self) -> dict[str, Any]:
+        from tilewright.devices.cpu.onednn import capi
+
+        missing = capi.available()
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "model": _model(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "onednn": capi.load().version if missing is None else None,
+            "missing": [] if missing is None else [missing],
+        }
+
+
+class _Foreign:
+    def __init__(self, ptr: int, array: np.ndarray) -> None:
+        self.__array_interface__ = {
+            "shape": (array.nbytes,),
+            "typestr": "|u1",
+            "data": (ptr, not array.flags.writeable),
+            "version": 3,
+        }
+
+
+def _model() -> str:
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next(line.split(":", 1)[1].strip() for line in f if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def open_device(name: str, index: int) -> CpuDevice:
+    return CpuDevice(name)

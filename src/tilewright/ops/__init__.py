@@ -1,0 +1,25 @@
+"""What can be computed: one file per family of ops. Importing this package registers them all."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+from tilewright import tensor as _tensor
+from tilewright.tensor import Tensor
+
+# Every public function of a family file is a name of this package: a new op needs one file and no other edit.
+for _info in pkgutil.iter_modules(__path__):
+    if not _info.name.startswith("_"):
+        _module = importlib.import_module(f"{__name__}.{_info.name}")
+        for _name, _value in vars(_module).items():
+            if (
+                getattr(_value, "__module__", None) == _module.__name__
+                and callable(_value)
+                and _name[0].islower()
+            ):
+                globals()[_name] = _value
+
+_tensor._ops = sys.modules[__name__]
+__all__ = ["Tensor"]

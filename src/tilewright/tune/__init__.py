@@ -1,0 +1,1 @@
+"""Which kernel solves a problem on a device."""
