@@ -26,6 +26,4 @@ from tilewright.tensor import (
 __version__ = "0.1.0"
 
 # Every op is a name of the package.
-globals().update(
-    {name: value for name, value in vars(ops).items() if not name.startswith("_") and callable(value)}
-)
+globals().update({name: value for name, value in vars(ops).items() if not name.startswith("_") and callable(value)})

@@ -122,25 +122,19 @@ class Node:
         self.edges = edges
         saves = op.saves
         self._inputs = inputs if saves is None else [t if i in saves else None for i, t in enumerate(inputs)]
-        self._outputs = (
-            outputs if op.saves_outputs else None
-        )  # buffers, not tensors: those point back to this node
+        self._outputs = outputs if op.saves_outputs else None  # buffers, not tensors: those point back to this node
         self._kept: list[Any] | None = None
 
     @property
     def inputs(self) -> Sequence[Any]:
         if self._inputs is None:
-            raise AutogradError(
-                f"{self.op.name}: its saved tensors were freed by an earlier backward; pass retain_graph=True to the first"
-            )
+            raise AutogradError(f"{self.op.name}: its saved tensors were freed by an earlier backward; pass retain_graph=True to the first")
         return self._inputs
 
     @property
     def outputs(self) -> list[Tensor]:
         if self._outputs is None:
-            raise AutogradError(
-                f"{self.op.name}: its saved outputs were freed by an earlier backward; pass retain_graph=True to the first"
-            )
+            raise AutogradError(f"{self.op.name}: its saved outputs were freed by an earlier backward; pass retain_graph=True to the first")
         out = []
         for i, (buffer, spec) in enumerate(zip(self._outputs, self.out_specs, strict=True)):
             t = Tensor(buffer, spec, self.device)
@@ -234,8 +228,7 @@ def _run(
 def _seed(t: Tensor, gradient: Any, who: str) -> Tensor:
     if not t.requires_grad:
         raise AutogradError(
-            f"{who}: the tensor of shape {t.shape} has no gradient history; some input must have requires_grad=True "
-            "and no_grad must be off"
+            f"{who}: the tensor of shape {t.shape} has no gradient history; some input must have requires_grad=True and no_grad must be off"
         )
     if gradient is None:
         if t.size != 1:
@@ -245,15 +238,11 @@ def _seed(t: Tensor, gradient: Any, who: str) -> Tensor:
             )
         return ones_like(t)
     if gradient.shape != t.shape:
-        raise ShapeError(
-            f"{who}: gradient has shape {gradient.shape} and the tensor {t.shape}; they must be equal"
-        )
+        raise ShapeError(f"{who}: gradient has shape {gradient.shape} and the tensor {t.shape}; they must be equal")
     return gradient.to(dtype=t.dtype)
 
 
-def backward(
-    root: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False
-) -> None:
+def backward(root: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
     """Add d(root)/d(leaf) into `.grad` of every leaf with `requires_grad` that `root` depends on.
 
     Saved tensors are freed on the way unless `retain_graph`. With `create_graph` the gradients are themselves
@@ -279,11 +268,7 @@ def grad(
     single = isinstance(inputs, Tensor)
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    starts = (
-        [grad_outputs] * len(outs)
-        if grad_outputs is None or isinstance(grad_outputs, Tensor)
-        else list(grad_outputs)
-    )
+    starts = [grad_outputs] * len(outs) if grad_outputs is None or isinstance(grad_outputs, Tensor) else list(grad_outputs)
     seeds = [_seed(o, g, "grad") for o, g in zip(outs, starts, strict=True)]
     keys: list[Any] = [id(t) if t._node is None else (t._node.seq, t._index) for t in ins]
     retain = create_graph if retain_graph is None else retain_graph
@@ -292,9 +277,7 @@ def grad(
     for i, key in enumerate(keys):
         gradient = found.get(key)
         if gradient is None and not allow_unused:
-            raise AutogradError(
-                f"grad: the outputs do not depend on input {i}; pass allow_unused=True to get None for it"
-            )
+            raise AutogradError(f"grad: the outputs do not depend on input {i}; pass allow_unused=True to get None for it")
         results.append(gradient)
     return results[0] if single else tuple(results)
 
@@ -313,14 +296,10 @@ def gradcheck(
     """
     names = [i for i, t in enumerate(inputs) if t.requires_grad]
     if not names:
-        raise AutogradError(
-            "gradcheck: no input requires a gradient; call requires_grad_() on those to check"
-        )
+        raise AutogradError("gradcheck: no input requires a gradient; call requires_grad_() on those to check")
     for i in names:
         if inputs[i].dtype.name != "float64":
-            raise AutogradError(
-                f"gradcheck: input {i} is {inputs[i].dtype.name}; differences of size {eps} need float64 inputs"
-            )
+            raise AutogradError(f"gradcheck: input {i} is {inputs[i].dtype.name}; differences of size {eps} need float64 inputs")
 
     def outputs(values: Sequence[Tensor]) -> list[Tensor]:
         out = fn(*values)
@@ -348,9 +327,7 @@ def gradcheck(
     for i, gradient in zip(names, analytic, strict=True):
         got = np.zeros(inputs[i].shape) if gradient is None else gradient.numpy()
         if got.shape != inputs[i].shape:
-            raise AutogradError(
-                f"gradcheck: input {i} has shape {inputs[i].shape} and its gradient {got.shape}"
-            )
+            raise AutogradError(f"gradcheck: input {i} has shape {inputs[i].shape} and its gradient {got.shape}")
         for where in np.ndindex(*inputs[i].shape):
             up, down = base[i].copy(), base[i].copy()
             up[where] += eps

@@ -80,9 +80,7 @@ class Tensor:
 
     def __bool__(self) -> bool:
         if self.size != 1:
-            raise ShapeError(
-                f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()"
-            )
+            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
         return bool(self.item())
 
     def __float__(self) -> float:
@@ -118,18 +116,14 @@ class Tensor:
         out = self.numpy()
         if dtype is not None and out.dtype != np.dtype(dtype):
             if copy is False:
-                raise ArgumentError(
-                    f"a {self.dtype.name} tensor as {np.dtype(dtype)} needs a copy; allow copy=True"
-                )
+                raise ArgumentError(f"a {self.dtype.name} tensor as {np.dtype(dtype)} needs a copy; allow copy=True")
             return out.astype(dtype)
         return out.copy() if copy else out
 
     def item(self) -> Any:
         """The Python number in a tensor of one element. Raises ShapeError for any other size."""
         if self.size != 1:
-            raise ShapeError(
-                f"item() needs one element and the tensor has shape {self.shape}; index it first"
-            )
+            raise ShapeError(f"item() needs one element and the tensor has shape {self.shape}; index it first")
         return self.numpy().reshape(()).item()
 
     def tolist(self) -> Any:
@@ -138,13 +132,9 @@ class Tensor:
     def __dlpack__(self, **kwargs: Any) -> Any:
         """The DLPack capsule (zero-copy; CPU tensors of a type that NumPy exports, so not bfloat16)."""
         if self.device.kind != "cpu":
-            raise DeviceError(
-                f"DLPack export from {self.device.name} is not possible; move it with .to('cpu') first"
-            )
+            raise DeviceError(f"DLPack export from {self.device.name} is not possible; move it with .to('cpu') first")
         if self.requires_grad:
-            raise AutogradError(
-                "DLPack export of a tensor that requires a gradient would lose it; use .detach() first"
-            )
+            raise AutogradError("DLPack export of a tensor that requires a gradient would lose it; use .detach() first")
         return self.numpy(writable=True).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -167,9 +157,7 @@ class Tensor:
         values = self.numpy()
         if self.dtype.name in ("bfloat16", "float16"):
             values = values.astype(np.float32)
-        text = np.array2string(
-            values, separator=", ", prefix="tensor(", precision=4, threshold=200, edgeitems=3
-        )
+        text = np.array2string(values, separator=", ", prefix="tensor(", precision=4, threshold=200, edgeitems=3)
         shape = f", shape={self.shape}" if self.size > 200 else ""
         return f"tensor({text}{shape}{extra})"
 
@@ -178,17 +166,13 @@ class Tensor:
 
     # -- placing and converting ----------------------------------------------------------------------------------
 
-    def to(
-        self, target: Any = None, *, device: Any = None, dtype: Any = None, layout: str | None = None
-    ) -> Tensor:
+    def to(self, target: Any = None, *, device: Any = None, dtype: Any = None, layout: str | None = None) -> Tensor:
         """This tensor on another device, of another dtype or in another layout; itself where nothing changes.
 
         `target` may be a device, a device's name or a dtype. Differentiable.
         """
         if target is not None:
-            if isinstance(target, Device) or (
-                isinstance(target, str) and target.partition(":")[0] in devices.KINDS
-            ):
+            if isinstance(target, Device) or (isinstance(target, str) and target.partition(":")[0] in devices.KINDS):
                 device = target
             elif isinstance(target, Tensor):
                 device, dtype = target.device, target.dtype
@@ -221,9 +205,7 @@ class Tensor:
     def channels_last(self) -> Tensor:
         """In the layout N, spatial..., C. Raises ShapeError unless the tensor has 3 to 5 axes."""
         if not 3 <= self.ndim <= 5:
-            raise ShapeError(
-                f"channels_last needs 3 to 5 axes (N, C, spatial...) and the tensor has shape {self.shape}"
-            )
+            raise ShapeError(f"channels_last needs 3 to 5 axes (N, C, spatial...) and the tensor has shape {self.shape}")
         return self.to(layout=CHANNELS_LAST)
 
     def clone(self) -> Tensor:
@@ -233,14 +215,10 @@ class Tensor:
     def copy_(self, source: Any) -> Tensor:
         """Overwrite the values with `source`'s, of the same shape. Not recorded for gradients."""
         if self._node is not None:
-            raise AutogradError(
-                "copy_ would change a tensor that a gradient graph computed; copy into a leaf instead"
-            )
+            raise AutogradError("copy_ would change a tensor that a gradient graph computed; copy into a leaf instead")
         array = source.numpy() if isinstance(source, Tensor) else np.asarray(source)
         if array.shape != self.shape:
-            raise ShapeError(
-                f"copy_: the source has shape {array.shape} and the tensor {self.shape}; they must be equal"
-            )
+            raise ShapeError(f"copy_: the source has shape {array.shape} and the tensor {self.shape}; they must be equal")
         if isinstance(source, Tensor) and source.buffer is self.buffer:
             return self
         write = getattr(self.buffer, "array", None)
@@ -256,13 +234,9 @@ class Tensor:
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Ask for (or stop asking for) a gradient of a leaf. Raises DTypeError unless the dtype is floating."""
         if requires_grad and not self.dtype.is_floating:
-            raise DTypeError(
-                f"a {self.dtype.name} tensor has no gradient; only floating dtypes do, convert it with .to()"
-            )
+            raise DTypeError(f"a {self.dtype.name} tensor has no gradient; only floating dtypes do, convert it with .to()")
         if self._node is not None and not requires_grad:
-            raise AutogradError(
-                "only a leaf can stop requiring a gradient; use .detach() on a computed tensor"
-            )
+            raise AutogradError("only a leaf can stop requiring a gradient; use .detach() on a computed tensor")
         self.requires_grad = requires_grad
         return self
 
@@ -270,9 +244,7 @@ class Tensor:
         """The same memory without a gradient history."""
         return Tensor(self.buffer, self.spec, self.device)
 
-    def backward(
-        self, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False
-    ) -> None:
+    def backward(self, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
         """Accumulate d(self)/d(leaf) into `.grad` of every leaf that requires it.
 
         `gradient` is dL/d(self), 1 for a one-element tensor. See `tilewright.autograd.backward`.
@@ -415,13 +387,9 @@ def tensor(
         try:
             array = np.asarray(data)
         except ValueError:
-            raise ArgumentError(
-                "tensor(): the nested lists have unequal lengths; every row must be as long as the others"
-            ) from None
+            raise ArgumentError("tensor(): the nested lists have unequal lengths; every row must be as long as the others") from None
     if dtype is None:
-        from_python = not isinstance(data, (np.ndarray, np.generic, Tensor)) and not hasattr(
-            data, "__dlpack__"
-        )
+        from_python = not isinstance(data, (np.ndarray, np.generic, Tensor)) and not hasattr(data, "__dlpack__")
         wanted = float32 if from_python and array.dtype == np.float64 else as_dtype(array.dtype)
     else:
         wanted = as_dtype(dtype)

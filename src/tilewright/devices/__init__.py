@@ -30,9 +30,7 @@ def get(name: str | Device | None = None) -> Device:
 def _load(name: Any) -> Device:
     kind, _, index = str(name).partition(":")
     if not isinstance(name, str) or kind not in KINDS or (index and not index.isdigit()):
-        raise DeviceError(
-            f"device {name!r} is not known; use one of {', '.join(KINDS)} (TILEWRIGHT_DEVICE sets the default)"
-        )
+        raise DeviceError(f"device {name!r} is not known; use one of {', '.join(KINDS)} (TILEWRIGHT_DEVICE sets the default)")
     with _lock:
         if name not in _devices:
             module = importlib.import_module(f"tilewright.devices.{kind}")

@@ -74,9 +74,7 @@ def spec(shape: Iterable[int], dtype: DType | str, layout: str = CONTIGUOUS) -> 
         raise ShapeError(f"shape {shape} has a negative size; every size must be 0 or more")
     size = prod(shape)
     if size * dtype.itemsize > MAX_BYTES:
-        raise ShapeError(
-            f"shape {shape} of {dtype.name} needs {size * dtype.itemsize} bytes, more than can be addressed"
-        )
+        raise ShapeError(f"shape {shape} of {dtype.name} needs {size * dtype.itemsize} bytes, more than can be addressed")
     made = Spec()
     made.shape, made.dtype, made.layout = shape, dtype, layout
     made.ndim, made.size, made.nbytes = len(shape), size, size * dtype.itemsize
@@ -126,9 +124,7 @@ class Problem:
         return any(s is not None and s.size == 0 for s in self.inputs + self.outputs)
 
 
-Config = tuple[
-    tuple[str, Any], ...
-]  # tile sizes and the like, hashable and printable: (("tile", 64), ("vector", 4))
+Config = tuple[tuple[str, Any], ...]  # tile sizes and the like, hashable and printable: (("tile", 64), ("vector", 4))
 Launch = Callable[[Sequence[Any], Sequence[Any]], None]  # (input buffers or None, output buffers)
 
 
@@ -254,7 +250,7 @@ class Device(ABC):
     def download(self, buffer: Any, of: Spec) -> np.ndarray:
         """A new NumPy array, C-ordered, with the buffer's values."""
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027  (a synchronous device has nothing to wait for)
         """Return once all work handed to the device is done."""
 
     def describe(self) -> dict[str, Any]:

@@ -14,11 +14,7 @@ for _info in pkgutil.iter_modules(__path__):
     if not _info.name.startswith("_"):
         _module = importlib.import_module(f"{__name__}.{_info.name}")
         for _name, _value in vars(_module).items():
-            if (
-                getattr(_value, "__module__", None) == _module.__name__
-                and callable(_value)
-                and _name[0].islower()
-            ):
+            if getattr(_value, "__module__", None) == _module.__name__ and callable(_value) and _name[0].islower():
                 globals()[_name] = _value
 
 _tensor._ops = sys.modules[__name__]

@@ -26,9 +26,7 @@ def reference(name: str | None, alpha: float, beta: float, x: np.ndarray) -> np.
     if name == "tanh":
         return np.tanh(x)
     if name == "sigmoid":
-        return np.where(
-            x >= 0, one / (one + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (one + np.exp(-np.abs(x)))
-        )
+        return np.where(x >= 0, one / (one + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (one + np.exp(-np.abs(x))))
     if name == "elu":
         return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
     if name == "silu":
@@ -71,15 +69,11 @@ DEFAULTS: dict[str, tuple[float, float]] = {
 FROM_OUTPUT = ("relu", "relu6", "tanh", "sigmoid")
 
 
-def normalise(
-    op: str, activation: Any, alpha: float | None = None, beta: float | None = None
-) -> tuple[str | None, float, float]:
+def normalise(op: str, activation: Any, alpha: float | None = None, beta: float | None = None) -> tuple[str | None, float, float]:
     """(name, alpha, beta) from a name or None. Raises ArgumentError for an unknown name."""
     if activation is None:
         return None, 0.0, 0.0
     if activation not in DEFAULTS:
-        raise ArgumentError(
-            f"{op}: activation {activation!r} is not known; use None or one of {', '.join(DEFAULTS)}"
-        )
+        raise ArgumentError(f"{op}: activation {activation!r} is not known; use None or one of {', '.join(DEFAULTS)}")
     a, b = DEFAULTS[activation]
     return activation, float(a if alpha is None else alpha), float(b if beta is None else beta)

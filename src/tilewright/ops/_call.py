@@ -53,9 +53,7 @@ def call(op: Op, inputs: tuple[Tensor | None, ...], attrs: Any = None, device: D
         else:
             if t.device is not device:
                 if device is not None:
-                    raise DeviceError(
-                        f"{op.name}: operands lie on {device.name} and {t.device.name}; move one with .to(device)"
-                    )
+                    raise DeviceError(f"{op.name}: operands lie on {device.name} and {t.device.name}; move one with .to(device)")
                 device = t.device
             specs.append(t.spec)
             buffers.append(t.buffer)
@@ -150,9 +148,7 @@ def operands(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 def need_tensor(name: str, **values: Any) -> None:
     for key, value in values.items():
         if not isinstance(value, Tensor):
-            raise DTypeError(
-                f"{name}: {key} must be a Tensor and is {type(value).__name__}; make one with tensor(...)"
-            )
+            raise DTypeError(f"{name}: {key} must be a Tensor and is {type(value).__name__}; make one with tensor(...)")
 
 
 __all__ = [

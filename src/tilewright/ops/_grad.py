@@ -14,7 +14,5 @@ def unbroadcast(g: Tensor, to: Spec) -> Tensor:
     from tilewright.ops.reduce import sum
 
     extra = g.ndim - to.ndim
-    axes = tuple(range(extra)) + tuple(
-        i + extra for i, s in enumerate(to.shape) if s == 1 and g.shape[i + extra] != 1
-    )
+    axes = tuple(range(extra)) + tuple(i + extra for i, s in enumerate(to.shape) if s == 1 and g.shape[i + extra] != 1)
     return reshape(sum(g, axes, keepdims=True), to.shape)

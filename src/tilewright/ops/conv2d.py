@@ -62,9 +62,7 @@ def out_size(size: int, kernel: int, stride: int, before: int, after: int, dilat
 def _check(name: str, a: Conv2dAttrs, x: Sequence[int], w: Sequence[int]) -> tuple[int, int]:
     """Output height and width of a convolution with input shape `x` and weight shape `w`."""
     if len(x) != 4 or len(w) != 4:
-        raise ShapeError(
-            f"{name}: input {tuple(x)} and weight {tuple(w)} must both have 4 axes (N,C,H,W) and (F,C/groups,kh,kw)"
-        )
+        raise ShapeError(f"{name}: input {tuple(x)} and weight {tuple(w)} must both have 4 axes (N,C,H,W) and (F,C/groups,kh,kw)")
     if w[1] * a.groups != x[1] or w[0] % a.groups:
         raise ShapeError(
             f"{name}: input {tuple(x)} has {x[1]} channels and weight {tuple(w)} with groups={a.groups} takes {w[1] * a.groups}, "
@@ -101,9 +99,7 @@ def _infer(a: Conv2dAttrs, x: Spec, w: Spec, b: Spec | None, residual: Spec | No
     dtype = _dtype("conv2d", x, w, b, residual)
     oh, ow = _check("conv2d", a, x.shape, w.shape)
     if b is not None and b.shape != (w.shape[0],):
-        raise ShapeError(
-            f"conv2d: bias {b.shape} must be ({w.shape[0]},), one value per output channel of weight {w.shape}"
-        )
+        raise ShapeError(f"conv2d: bias {b.shape} must be ({w.shape[0]},), one value per output channel of weight {w.shape}")
     shape = (x.shape[0], w.shape[0], oh, ow)
     if residual is not None and residual.shape != shape:
         raise ShapeError(f"conv2d: residual {residual.shape} must have the output's shape {shape}")
@@ -196,7 +192,7 @@ def _input_grad_reference(a: InputGradAttrs, g: Any, w: Any) -> np.ndarray:
     padded = np.zeros((n, c.groups, w.shape[1], a.size[0] + t + b, a.size[1] + le + r), g.dtype)
     for i, j, rows, cols in _taps(c, kh, kw, oh, ow):
         padded[..., rows, cols] += np.einsum("ngfhw,gfc->ngchw", _groups(g, c.groups), weight[..., i, j])
-    padded = padded.reshape(n, -1, *padded.shape[3:])
+    padded = padded.reshape(n, c.groups * w.shape[1], *padded.shape[3:])
     return _pad(padded, (-t, -le, -b, -r))
 
 
@@ -205,11 +201,7 @@ def _input_grad_vjp(node: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     c = node.attrs.conv
     v = v.to(layout=CHANNELS_LAST)
     dg = call(CONV2D, (v, w, None, None), c) if node.needs[0] else None
-    dw = (
-        call(WEIGHT_GRAD, (v, g), WeightGradAttrs(c, node.specs[1].shape[2:], False))
-        if node.needs[1]
-        else None
-    )
+    dw = call(WEIGHT_GRAD, (v, g), WeightGradAttrs(c, node.specs[1].shape[2:], False)) if node.needs[1] else None
     return dg, dw
 
 
@@ -219,15 +211,11 @@ def _input_grad_vjp(node: Any, v: Tensor) -> tuple[Tensor | None, ...]:
 def _weight_grad_infer(a: WeightGradAttrs, x: Spec, g: Spec) -> Any:
     dtype = _dtype("conv2d_weight_grad", x, g)
     if x.ndim != 4 or g.ndim != 4 or x.shape[1] % a.conv.groups or g.shape[1] % a.conv.groups:
-        raise ShapeError(
-            f"conv2d_weight_grad: input {x.shape} and gradient {g.shape} must have 4 axes that groups={a.conv.groups} divides"
-        )
+        raise ShapeError(f"conv2d_weight_grad: input {x.shape} and gradient {g.shape} must have 4 axes that groups={a.conv.groups} divides")
     shape = (g.shape[1], x.shape[1] // a.conv.groups, *a.kernel)
     oh, ow = _check("conv2d_weight_grad", a.conv, x.shape, shape)
     if (x.shape[0], oh, ow) != (g.shape[0], *g.shape[2:]):
-        raise ShapeError(
-            f"conv2d_weight_grad: the gradient {g.shape} must be ({x.shape[0]},F,{oh},{ow}) for an input of {x.shape}"
-        )
+        raise ShapeError(f"conv2d_weight_grad: the gradient {g.shape} must be ({x.shape[0]},F,{oh},{ow}) for an input of {x.shape}")
     dw = spec(shape, dtype, CHANNELS_LAST)
     return (dw, spec((shape[0],), dtype)) if a.bias else dw
 
@@ -239,7 +227,7 @@ def _weight_grad_reference(a: WeightGradAttrs, x: Any, g: Any) -> Any:
     dw = np.zeros((c.groups, f // c.groups, x.shape[1] // c.groups, *a.kernel), x.dtype)
     for i, j, rows, cols in _taps(c, *a.kernel, oh, ow):
         dw[..., i, j] = np.einsum("ngchw,ngfhw->gfc", padded[..., rows, cols], _groups(g, c.groups))
-    dw = dw.reshape(f, -1, *a.kernel)
+    dw = dw.reshape(f, x.shape[1] // c.groups, *a.kernel)
     return (dw, g.sum((0, 2, 3))) if a.bias else dw
 
 
@@ -426,13 +414,7 @@ WEIGHT_GRAD = Op(
 
 def pair(name: str, what: str, value: Any, low: int = 1) -> tuple[int, int]:
     """One or two integers as two, each from `low` to 2^31-1."""
-    two = (
-        (value, value)
-        if isinstance(value, (int, np.integer))
-        else tuple(value)
-        if isinstance(value, (list, tuple))
-        else ()
-    )
+    two = (value, value) if isinstance(value, (int, np.integer)) else tuple(value) if isinstance(value, (list, tuple)) else ()
     if len(two) != 2 or any(not isinstance(v, (int, np.integer)) or not low <= v <= MAX_EXTENT for v in two):
         raise ArgumentError(f"{name}: {what} {value} must be one or two integers from {low} to {MAX_EXTENT}")
     return int(two[0]), int(two[1])
@@ -443,16 +425,12 @@ def same_padding(size: int, kernel: int, stride: int, dilation: int) -> int:
     return max((-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size, 0)
 
 
-def _padding(
-    name: str, value: Any, x: tuple[int, ...], w: tuple[int, ...], stride: Any, dilation: Any
-) -> tuple[int, int, int, int]:
+def _padding(name: str, value: Any, x: tuple[int, ...], w: tuple[int, ...], stride: Any, dilation: Any) -> tuple[int, int, int, int]:
     if isinstance(value, str):
         if value == "valid":
             return 0, 0, 0, 0
         if value not in ("same", "same_lower"):
-            raise ArgumentError(
-                f"{name}: padding {value!r} must be 'same', 'same_lower', 'valid' or integers"
-            )
+            raise ArgumentError(f"{name}: padding {value!r} must be 'same', 'same_lower', 'valid' or integers")
         total = [same_padding(x[2 + i], w[2 + i], stride[i], dilation[i]) for i in (0, 1)]
         less = [t // 2 for t in total]
         more = [t - s for t, s in zip(total, less, strict=True)]
@@ -484,9 +462,7 @@ def _attrs(
     beta: Any,
 ) -> Conv2dAttrs:
     if len(x) != 4 or len(w) != 4:
-        raise ShapeError(
-            f"{name}: input {x} and weight {w} must both have 4 axes (N,C,H,W) and (F,C/groups,kh,kw)"
-        )
+        raise ShapeError(f"{name}: input {x} and weight {w} must both have 4 axes (N,C,H,W) and (F,C/groups,kh,kw)")
     stride, dilation = pair(name, "stride", stride), pair(name, "dilation", dilation)
     if not isinstance(groups, (int, np.integer)) or groups < 1:
         raise ArgumentError(f"{name}: groups {groups} must be a positive integer")
@@ -553,9 +529,7 @@ def conv2d(
     ):
         from tilewright.ops.pointwise import activate
 
-        return activate(
-            call(CONV2D, (x, weight, bias, residual), attrs.plain), attrs.activation, attrs.alpha, attrs.beta
-        )
+        return activate(call(CONV2D, (x, weight, bias, residual), attrs.plain), attrs.activation, attrs.alpha, attrs.beta)
     return call(CONV2D, (x, weight, bias, residual), attrs)
 
 
@@ -580,9 +554,7 @@ def conv1d(
 
     need_tensor("conv1d", x=x, weight=weight)
     if x.ndim != 3 or weight.ndim != 3:
-        raise ShapeError(
-            f"conv1d: input {x.shape} and weight {weight.shape} must both have 3 axes (N,C,L) and (F,C/groups,k)"
-        )
+        raise ShapeError(f"conv1d: input {x.shape} and weight {weight.shape} must both have 3 axes (N,C,L) and (F,C/groups,k)")
 
     def wide(what: str, value: Any, fill: int) -> tuple[int, int]:
         value = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
@@ -599,9 +571,7 @@ def conv1d(
     stride, dilation = wide("stride", stride, 1), wide("dilation", dilation, 1)
     n, c, length = x.shape
     f, cg, k = weight.shape
-    attrs = _attrs(
-        "conv1d", (n, c, 1, length), (f, cg, 1, k), stride, padding, dilation, groups, activation, alpha, beta
-    )
+    attrs = _attrs("conv1d", (n, c, 1, length), (f, cg, 1, k), stride, padding, dilation, groups, activation, alpha, beta)
     y = conv2d(
         reshape(x.channels_last(), (n, c, 1, length)),
         reshape(weight.channels_last(), (f, cg, 1, k)),
@@ -641,9 +611,7 @@ def conv_transpose2d(
     name = "conv_transpose2d"
     need_tensor(name, x=x, weight=weight)
     if x.ndim != 4 or weight.ndim != 4:
-        raise ShapeError(
-            f"{name}: input {x.shape} and weight {weight.shape} must both have 4 axes (N,C,H,W) and (C,F/groups,kh,kw)"
-        )
+        raise ShapeError(f"{name}: input {x.shape} and weight {weight.shape} must both have 4 axes (N,C,H,W) and (C,F/groups,kh,kw)")
     if not isinstance(groups, (int, np.integer)) or groups < 1:
         raise ArgumentError(f"{name}: groups {groups} must be a positive integer")
     if x.shape[1] != weight.shape[0] or x.shape[1] % groups:
@@ -671,21 +639,11 @@ def conv_transpose2d(
                 f"{name}: output_padding {extra} must be smaller than stride {stride} or dilation {dilation}; it picks among the sizes "
                 "that a strided convolution maps to one"
             )
-    size = tuple(
-        (x.shape[2 + i] - 1) * stride[i]
-        - pads[i]
-        - pads[2 + i]
-        + dilation[i] * (kernel[i] - 1)
-        + 1
-        + extra[i]
-        for i in (0, 1)
-    )
+    size = tuple((x.shape[2 + i] - 1) * stride[i] - pads[i] - pads[2 + i] + dilation[i] * (kernel[i] - 1) + 1 + extra[i] for i in (0, 1))
     if output_size is not None:
         size = tuple(int(s) for s in output_size)
     if min(size) < 1:
-        raise ShapeError(
-            f"{name}: padding {pads} leaves an output of {size} for input {x.shape} and weight {weight.shape}; pad less"
-        )
+        raise ShapeError(f"{name}: padding {pads} leaves an output of {size} for input {x.shape} and weight {weight.shape}; pad less")
     # Where the padding after does not lead back to the input's size, take the one that does; a negative one crops.
     after = []
     for i in (0, 1):
@@ -702,14 +660,13 @@ def conv_transpose2d(
         from tilewright.ops.movement import reshape
 
         if bias.shape != (y.shape[1],):
-            raise ShapeError(
-                f"{name}: bias {bias.shape} must be ({y.shape[1]},), one value per output channel"
-            )
+            raise ShapeError(f"{name}: bias {bias.shape} must be ({y.shape[1]},), one value per output channel")
         y = y + reshape(bias, (1, y.shape[1], 1, 1))
-    if act[0] is not None:
+    kind, a, b = act
+    if kind is not None:
         from tilewright.ops.pointwise import activate
 
-        y = activate(y, *act)
+        y = activate(y, kind, a, b)
     return y
 
 

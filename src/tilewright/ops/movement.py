@@ -88,9 +88,7 @@ def copy(x: Tensor) -> Tensor:
     return call(COPY, (x,))
 
 
-TRANSFER = Op(
-    "transfer", lambda attrs, x: x, lambda attrs, x: x, lambda node, g: transfer(g, node.attrs), saves=()
-)
+TRANSFER = Op("transfer", lambda attrs, x: x, lambda attrs, x: x, lambda node, g: transfer(g, node.attrs), saves=())
 
 
 def transfer(x: Tensor, device: Device) -> Tensor:
@@ -129,14 +127,10 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
     if -1 in sizes:
         known = prod(s for s in sizes if s != -1)
         if sizes.count(-1) > 1 or known == 0 or x.size % known:
-            raise ShapeError(
-                f"reshape: {x.shape} ({x.size} elements) cannot become {sizes}; the known sizes must divide the count"
-            )
+            raise ShapeError(f"reshape: {x.shape} ({x.size} elements) cannot become {sizes}; the known sizes must divide the count")
         sizes = tuple(x.size // known if s == -1 else s for s in sizes)
     if prod(sizes) != x.size:
-        raise ShapeError(
-            f"reshape: {x.shape} has {x.size} elements and {sizes} has {prod(sizes)}; they must be equal"
-        )
+        raise ShapeError(f"reshape: {x.shape} has {x.size} elements and {sizes} has {prod(sizes)}; they must be equal")
     if sizes == x.spec.shape:
         return x
     if x.spec.layout == CONTIGUOUS:
@@ -170,7 +164,5 @@ def expand(x: Tensor, *shape: Any) -> Tensor:
     extra = len(sizes) - x.ndim
     sizes = tuple(x.shape[i - extra] if s == -1 and i >= extra else s for i, s in enumerate(sizes))
     if extra < 0 or any(a not in (1, b) for a, b in zip(x.shape, sizes[extra:], strict=True)):
-        raise ShapeError(
-            f"expand: {x.shape} cannot become {sizes}; only axes of size 1 grow, and new axes come first"
-        )
+        raise ShapeError(f"expand: {x.shape} cannot become {sizes}; only axes of size 1 grow, and new axes come first")
     return x if sizes == x.spec.shape else call(EXPAND, (x,), sizes)

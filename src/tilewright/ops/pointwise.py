@@ -104,9 +104,7 @@ ADD = Op(
     _binary_errors("add"),
     saves=(),
 )
-MUL = Op(
-    "mul", _binary_infer("mul"), lambda attrs, a, b: a * b, _mul_vjp, _binary_samples, _binary_errors("mul")
-)
+MUL = Op("mul", _binary_infer("mul"), lambda attrs, a, b: a * b, _mul_vjp, _binary_samples, _binary_errors("mul"))
 
 
 def add(a: Any, b: Any) -> Tensor:

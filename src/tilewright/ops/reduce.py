@@ -23,9 +23,7 @@ def axes_of(name: str, axis: Any, ndim: int) -> tuple[int, ...]:
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     out = tuple(sorted(a + ndim if a < 0 else a for a in axes))
     if any(not 0 <= a < ndim for a in out) or len(set(out)) != len(out):
-        raise ShapeError(
-            f"{name}: axis {axis} must name distinct axes from {-ndim} to {ndim - 1} of a tensor with {ndim}"
-        )
+        raise ShapeError(f"{name}: axis {axis} must name distinct axes from {-ndim} to {ndim - 1} of a tensor with {ndim}")
     return out
 
 

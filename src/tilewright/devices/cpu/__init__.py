@@ -40,16 +40,8 @@ class CpuBuffer:
     def export(self, spec: Spec, writable: bool) -> np.ndarray:
         """As `array`, but the result keeps the buffer alive."""
         owner = _Exported(self)
-        out = (
-            np.asarray(owner)[: spec.nbytes].view(spec.dtype.np)
-            if spec.nbytes
-            else np.empty(0, spec.dtype.np)
-        )
-        out = (
-            np.lib.stride_tricks.as_strided(out, spec.shape, spec.strides)
-            if spec.nbytes
-            else out.reshape(spec.shape)
-        )
+        out = np.asarray(owner)[: spec.nbytes].view(spec.dtype.np) if spec.nbytes else np.empty(0, spec.dtype.np)
+        out = np.lib.stride_tricks.as_strided(out, spec.shape, spec.strides) if spec.nbytes else out.reshape(spec.shape)
         out.flags.writeable = writable
         return out
 
@@ -97,9 +89,7 @@ class Pool:
         self.live = 0  # bytes handed out
         self.idle = 0  # bytes waiting in `free`
         self.peak = 0
-        self._lock = (
-            threading.RLock()
-        )  # re-entrant: a collection inside `take` may drop a buffer, which calls `give`
+        self._lock = threading.RLock()  # re-entrant: a collection inside `take` may drop a buffer, which calls `give`
 
     @staticmethod
     def size_class(nbytes: int) -> int:
@@ -189,6 +179,14 @@ class CpuDevice(Device):
 
     def download(self, buffer: CpuBuffer, of: Spec) -> np.ndarray:
         return np.array(buffer.array(of), order="C", copy=True)
+
+    def set_threads(self, count: int) -> None:
+        """Threads that kernels use from now on (oneDNN's; NumPy's BLAS follows its own setting)."""
+        from tilewright.devices.cpu.onednn import capi, runtime
+
+        if capi.available() is None:
+            runtime.set_num_threads(count)
+            self.plans.clear()  # a primitive is made for a number of threads
 
     def describe(self) -> dict[str, Any]:
         from tilewright.devices.cpu.onednn import capi

@@ -55,9 +55,7 @@ class NullDevice(Device):
         return NullBuffer(to.nbytes)
 
     def download(self, buffer: NullBuffer, of: Spec) -> np.ndarray:
-        raise DeviceError(
-            "the null device computes nothing, so a tensor on it has no values; use device='cpu'"
-        )
+        raise DeviceError("the null device computes nothing, so a tensor on it has no values; use device='cpu'")
 
 
 def open_device(name: str, index: int) -> NullDevice:

@@ -29,10 +29,7 @@ class NumpyKernel(Kernel):
         ndarray, errstate, single = np.ndarray, np.errstate, len(outs) == 1
 
         def launch(inputs: Any, outputs: Any) -> None:
-            arrays = [
-                None if v is None else ndarray(v[0], v[1], b.raw, 0, v[2])
-                for v, b in zip(ins, inputs, strict=True)
-            ]
+            arrays = [None if v is None else ndarray(v[0], v[1], b.raw, 0, v[2]) for v, b in zip(ins, inputs, strict=True)]
             results = [ndarray(v[0], v[1], b.raw, 0, v[2]) for v, b in zip(outs, outputs, strict=True)]
             with errstate(all="ignore"):
                 fn(attrs, results[0] if single else results, *arrays)
@@ -40,9 +37,7 @@ class NumpyKernel(Kernel):
         return launch
 
 
-def numpy_kernel(
-    *ops: str, variant: str = "numpy", rank: int = 100
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def numpy_kernel(*ops: str, variant: str = "numpy", rank: int = 100) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: register `fn` as the NumPy kernel of each of `ops`."""
 
     def enter(fn: Callable[..., None]) -> Callable[..., None]:

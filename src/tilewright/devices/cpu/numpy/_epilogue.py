@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 
-def epilogue(
-    y: np.ndarray, bias: Any, residual: Any, activation: str | None, alpha: float, beta: float
-) -> None:
+def epilogue(y: np.ndarray, bias: Any, residual: Any, activation: str | None, alpha: float, beta: float) -> None:
     """y (N, C, spatial...) := activation(y + bias + residual)."""
     if bias is not None:
         y += bias.reshape(1, -1, *[1] * (y.ndim - 2))

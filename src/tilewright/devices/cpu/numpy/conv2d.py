@@ -69,11 +69,11 @@ def _conv2d(a: Any, out: Any, x: Any, w: Any, b: Any, residual: Any) -> None:
             continue
         windows = _windows(padded, a, kh, kw, oh, ow)[0]
         for g in range(a.groups):
-            weight = w[g * fg : (g + 1) * fg].transpose(2, 3, 1, 0).reshape(-1, fg)
+            weight = w[g * fg : (g + 1) * fg].transpose(2, 3, 1, 0).reshape(kh * kw * cg, fg)
             for r in range(0, oh, rows):
                 part = windows[r : r + rows, ..., g * cg : (g + 1) * cg]
-                product = part.reshape(-1, kh * kw * cg) @ weight
-                dest[image, r : r + rows, :, g * fg : (g + 1) * fg] = product.reshape(-1, ow, fg)
+                product = part.reshape(part.shape[0] * ow, kh * kw * cg) @ weight
+                dest[image, r : r + rows, :, g * fg : (g + 1) * fg] = product.reshape(part.shape[0], ow, fg)
     epilogue(y, b, residual, a.activation, a.alpha, a.beta)
     if y is not out:
         np.copyto(out, y, casting="unsafe")
@@ -113,14 +113,12 @@ def _input_grad(attrs: Any, out: Any, g: Any, w: Any) -> None:
     grad, weight = _work(_nhwc(g)), _work(w)
     fg = f // a.groups
     dest = _nhwc(out)
-    full = np.zeros(
-        (max(h + max(t, 0) + max(b, 0), 1), max(wd + max(le, 0) + max(r, 0), 1), out.shape[1]), grad.dtype
-    )
+    full = np.zeros((max(h + max(t, 0) + max(b, 0), 1), max(wd + max(le, 0) + max(r, 0), 1), out.shape[1]), grad.dtype)
     view = full[max(-t, 0) :, max(-le, 0) :]
     for image in range(n):
         full[...] = 0
         for group in range(a.groups) if cg > 1 or a.groups == 1 else ():
-            part = np.ascontiguousarray(grad[image, ..., group * fg : (group + 1) * fg]).reshape(-1, fg)
+            part = np.ascontiguousarray(grad[image, ..., group * fg : (group + 1) * fg]).reshape(oh * ow, fg)
             for i, j, rows, cols in _taps(a, kh, kw, oh, ow):
                 tap = np.ascontiguousarray(weight[group * fg : (group + 1) * fg, :, i, j])
                 view[rows, cols, group * cg : (group + 1) * cg] += (part @ tap).reshape(oh, ow, cg)
@@ -152,8 +150,9 @@ def _weight_grad(attrs: Any, out: Any, x: Any, g: Any) -> None:
         windows = _windows(padded, a, kh, kw, oh, ow)[0]
         for group in range(a.groups):
             for r in range(0, oh, rows):
-                part = windows[r : r + rows, ..., group * cg : (group + 1) * cg].reshape(-1, kh * kw * cg)
-                upper = grad[image, r : r + rows, :, group * fg : (group + 1) * fg].reshape(-1, fg)
+                part = windows[r : r + rows, ..., group * cg : (group + 1) * cg]
+                part = part.reshape(part.shape[0] * ow, kh * kw * cg)
+                upper = grad[image, r : r + rows, :, group * fg : (group + 1) * fg].reshape(len(part), fg)
                 total[group * fg : (group + 1) * fg] += (upper.T @ part).reshape(fg, kh, kw, cg)
     np.copyto(dw, total.transpose(0, 3, 1, 2), casting="unsafe")
     if db is not None:

@@ -243,9 +243,7 @@ class Lib:
         try:
             get_version = cdll.dnnl_version
         except AttributeError:
-            raise OneDNNUnavailable(
-                f"{path} is no oneDNN library: it has no function dnnl_version."
-            ) from None
+            raise OneDNNUnavailable(f"{path} is no oneDNN library: it has no function dnnl_version.") from None
         get_version.restype = ctypes.POINTER(_Version)
         found = get_version().contents
         self.version = (found.major, found.minor, found.patch)
@@ -287,9 +285,7 @@ def _functions(dll: ctypes.CDLL, lib: Lib) -> Any:
         except AttributeError:
             if name in _OPTIONAL:
                 continue
-            raise OneDNNUnavailable(
-                f"{lib.path} (oneDNN {lib.version_string}) lacks the function dnnl_{name}: use a full build."
-            ) from None
+            raise OneDNNUnavailable(f"{lib.path} (oneDNN {lib.version_string}) lacks the function dnnl_{name}: use a full build.") from None
         function.restype = restype
         function.argtypes = [_KINDS[kind] for kind in kinds]
         setattr(table, name, function)
@@ -339,9 +335,7 @@ def _find() -> Lib:
     if system:
         return _open(system)
     looked = ", ".join(candidates)
-    raise OneDNNUnavailable(
-        f"oneDNN is not installed: looked for {looked} and for the system's dnnl. {_INSTALL}"
-    )
+    raise OneDNNUnavailable(f"oneDNN is not installed: looked for {looked} and for the system's dnnl. {_INSTALL}")
 
 
 def load() -> Lib:
@@ -452,9 +446,7 @@ class MemoryDesc(_Handle):
 
     __slots__ = ()
 
-    def __init__(
-        self, dims: Sequence[int], dtype: int | str = F32, layout: str | Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, dims: Sequence[int], dtype: int | str = F32, layout: str | Sequence[int] | None = None) -> None:
         lib = load()
         code = _dtype(dtype)
         sizes = _dims(dims, "dims")
@@ -539,9 +531,7 @@ class MemoryDesc(_Handle):
         if self.format_kind != FORMAT_BLOCKED:
             return ()
         count = self._int(_QUERY_INNER_NBLKS)
-        return tuple(
-            zip(self._ints(_QUERY_INNER_IDXS, count), self._ints(_QUERY_INNER_BLKS, count), strict=True)
-        )
+        return tuple(zip(self._ints(_QUERY_INNER_IDXS, count), self._ints(_QUERY_INNER_BLKS, count), strict=True))
 
     @property
     def nbytes(self) -> int:
@@ -618,9 +608,7 @@ class Attr(_Handle):
             out = c_void_p()
             check(lib.held.post_ops_create(byref(out)), "post_ops_create")
             self._post_ops = _Handle(out.value, lib.held.post_ops_destroy)
-        check(
-            getattr(lib.held, f"post_ops_append_{kind}")(self._post_ops.ptr, *args), f"post_ops_append_{text}"
-        )
+        check(getattr(lib.held, f"post_ops_append_{kind}")(self._post_ops.ptr, *args), f"post_ops_append_{text}")
         check(lib.held.primitive_attr_set_post_ops(self.ptr, self._post_ops.ptr), f"set_post_ops({text})")
         self.text.append(text)
         return self
@@ -797,9 +785,7 @@ def _marshal(label: str, value: Any, name: str) -> Any:
         if any(not -(2**31) < item < 2**31 for item in value):
             raise Unimplemented(f"oneDNN {name}: {label}={value} passes 32 bits")
         return _Dims(*value)
-    raise OneDNNError(
-        f"oneDNN {name}: {label} is a {type(value).__name__}, not a descriptor, tuple or number"
-    )
+    raise OneDNNError(f"oneDNN {name}: {label} is a {type(value).__name__}, not a descriptor, tuple or number")
 
 
 def _create(name: str, /, **args: Any) -> PrimitiveDesc:
@@ -819,9 +805,7 @@ def _create(name: str, /, **args: Any) -> PrimitiveDesc:
         threads = count_threads()
         status = function(byref(out), *values)
     if status != _SUCCESS:
-        shown = ", ".join(
-            _show(label, value) for label, value in args.items() if not isinstance(value, ctypes.Array)
-        )
+        shown = ", ".join(_show(label, value) for label, value in args.items() if not isinstance(value, ctypes.Array))
         check(status, f"{name}({shown})")
     return PrimitiveDesc(out.value, name, threads)
 
@@ -1010,9 +994,7 @@ def inner_product_forward(
     attr: Attr | None = None,
 ) -> PrimitiveDesc:
     """Fully connected layer: src (N, I, ...), weights (O, I, ...), dst (N, O)."""
-    return _create(
-        "inner_product_forward", prop=prop, src=src, weights=weights, bias=bias, dst=dst, attr=attr
-    )
+    return _create("inner_product_forward", prop=prop, src=src, weights=weights, bias=bias, dst=dst, attr=attr)
 
 
 def inner_product_backward_data(
@@ -1258,9 +1240,7 @@ def pooling_backward(
     )
 
 
-def softmax_forward(
-    prop: int, alg: int, src: MemoryDesc, dst: MemoryDesc, axis: int, attr: Attr | None = None
-) -> PrimitiveDesc:
+def softmax_forward(prop: int, alg: int, src: MemoryDesc, dst: MemoryDesc, axis: int, attr: Attr | None = None) -> PrimitiveDesc:
     """Softmax or log-softmax (a value of ``SOFTMAX``) along ``axis``."""
     return _create("softmax_forward", prop=prop, alg=alg, src=src, dst=dst, axis=axis, attr=attr)
 
@@ -1333,16 +1313,12 @@ def eltwise_backward(
     )
 
 
-def binary(
-    alg: int, src0: MemoryDesc, src1: MemoryDesc, dst: MemoryDesc, attr: Attr | None = None
-) -> PrimitiveDesc:
+def binary(alg: int, src0: MemoryDesc, src1: MemoryDesc, dst: MemoryDesc, attr: Attr | None = None) -> PrimitiveDesc:
     """Binary function (a value of ``BINARY``); axes of size 1 in ``src1`` are broadcast."""
     return _create("binary", alg=alg, src0=src0, src1=src1, dst=dst, attr=attr)
 
 
-def reduction(
-    alg: int, src: MemoryDesc, dst: MemoryDesc, p: float = 0.0, eps: float = 0.0, attr: Attr | None = None
-) -> PrimitiveDesc:
+def reduction(alg: int, src: MemoryDesc, dst: MemoryDesc, p: float = 0.0, eps: float = 0.0, attr: Attr | None = None) -> PrimitiveDesc:
     """Reduction (a value of ``REDUCTION``) over the axes that are 1 in ``dst``."""
     return _create("reduction", alg=alg, src=src, dst=dst, p=float(p), eps=float(eps), attr=attr)
 
@@ -1381,9 +1357,7 @@ def resampling_backward(
     )
 
 
-def prelu_forward(
-    prop: int, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc, attr: Attr | None = None
-) -> PrimitiveDesc:
+def prelu_forward(prop: int, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc, attr: Attr | None = None) -> PrimitiveDesc:
     """PReLU; axes of size 1 in ``weights`` are broadcast."""
     return _create("prelu_forward", prop=prop, src=src, weights=weights, dst=dst, attr=attr)
 
@@ -1414,9 +1388,7 @@ def _pointers(mds: Sequence[MemoryDesc]) -> Any:
     return (c_void_p * len(mds))(*(md.ptr for md in mds))
 
 
-def sum_(
-    dst: MemoryDesc | None, scales: Sequence[float], srcs: Sequence[MemoryDesc], attr: Attr | None = None
-) -> PrimitiveDesc:
+def sum_(dst: MemoryDesc | None, scales: Sequence[float], srcs: Sequence[MemoryDesc], attr: Attr | None = None) -> PrimitiveDesc:
     """Weighted sum; sources are ``ARG_MULTIPLE_SRC + i``."""
     if len(scales) != len(srcs):
         raise OneDNNError(f"oneDNN sum: {len(scales)} scales for {len(srcs)} sources")
@@ -1424,9 +1396,7 @@ def sum_(
     return _create("sum", dst=dst, n=len(srcs), scales=scale, srcs=_pointers(srcs), attr=attr)
 
 
-def concat(
-    dst: MemoryDesc | None, axis: int, srcs: Sequence[MemoryDesc], attr: Attr | None = None
-) -> PrimitiveDesc:
+def concat(dst: MemoryDesc | None, axis: int, srcs: Sequence[MemoryDesc], attr: Attr | None = None) -> PrimitiveDesc:
     """Concatenation along ``axis``; sources are ``ARG_MULTIPLE_SRC + i``."""
     return _create("concat", dst=dst, n=len(srcs), axis=axis, srcs=_pointers(srcs), attr=attr)
 

@@ -341,9 +341,7 @@ class _Arguments:
 
     __slots__ = ("_array", "_free", "last", "memories", "pointer", "scratch")
 
-    def __init__(
-        self, lib: Lib, arguments: Sequence[tuple[int, MemoryDesc]], scratch: MemoryDesc | None
-    ) -> None:
+    def __init__(self, lib: Lib, arguments: Sequence[tuple[int, MemoryDesc]], scratch: MemoryDesc | None) -> None:
         self._free = lib.held.memory_destroy
         self.memories: list[int] = []
         self._array = (ExecArg * (len(arguments) + (scratch is not None)))()
@@ -387,9 +385,7 @@ class Exec:
 
     run: Callable[..., None]
 
-    def __init__(
-        self, primitive: Primitive, arguments: Sequence[tuple[int, MemoryDesc]], release_gil: bool = True
-    ) -> None:
+    def __init__(self, primitive: Primitive, arguments: Sequence[tuple[int, MemoryDesc]], release_gil: bool = True) -> None:
         lib = capi.load()
         self.primitive = primitive
         self.threads = primitive.pd.threads
