@@ -496,6 +496,7 @@ def conv2d(
     stride, dilation: one or two integers. padding: an integer, (height, width), (top, left, bottom, right) - negative
     values crop - or "valid", "same" (the odd row goes to the bottom and right) or "same_lower"; with a stride, "same"
     gives ceil(size / stride). activation: a name in `tilewright.ops._activation`; alpha and beta are its parameters.
+    NaN goes through the convolution and every fused activation but relu6 and hard_sigmoid, where a kernel may give 0 or 1.
 
     Raises ShapeError, DTypeError or ArgumentError.
     """

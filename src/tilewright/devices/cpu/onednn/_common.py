@@ -42,9 +42,20 @@ def attempt(make: Callable[[], Any]) -> list[str]:
     return []
 
 
+# oneDNN's relu turns NaN into 0 when its slope for negative values is exactly 0. With the smallest denormal as slope it
+# multiplies instead, so NaN stays; and since the threads that run it read denormals as zero, the product is 0. The
+# slope is a denormal only to code that keeps them, so such a primitive is described and compiled in `denormals_kept`.
+NAN_SLOPE = 1e-45
+
+
+def relu_slope() -> float:
+    """The slope that makes oneDNN's relu keep NaN, where this machine allows it."""
+    return NAN_SLOPE if runtime.flush_reason() is None else 0.0
+
+
 # Activations as eltwise post-ops: algorithm, and alpha and beta from ours.
 EPILOGUES: dict[str, tuple[str, Callable[[float, float], tuple[float, float]]]] = {
-    "relu": ("relu", lambda a, b: (0.0, 0.0)),
+    "relu": ("relu", lambda a, b: (relu_slope(), 0.0)),
     "relu6": ("clip", lambda a, b: (0.0, 6.0)),
     "leaky_relu": ("relu", lambda a, b: (a, 0.0)),
     "tanh": ("tanh", lambda a, b: (0.0, 0.0)),

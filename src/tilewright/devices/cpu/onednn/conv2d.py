@@ -61,6 +61,11 @@ def _refuse(problem: Problem) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _forward(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool, threads: int) -> PrimitiveDesc:
+    with runtime.denormals_kept():
+        return _describe(a, x, w, y, bias, residual)
+
+
+def _describe(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool) -> PrimitiveDesc:
     attr = Attr()
     if residual:
         attr.append_binary(BINARY["add"], describe(y))
@@ -99,7 +104,8 @@ class Conv2d(Kernel):
             arguments.append((ARG_BIAS, pd.weights_md(1)))
         if residual is not None:
             arguments.append((capi.arg_post_op(0), describe(residual)))
-        run = runtime.bind(pd, arguments).run
+        with runtime.denormals_kept():
+            run = runtime.bind(pd, arguments).run
         pack = Packer(_weights(w, problem.attrs.groups), pd.weights_md(), device.pool)
         if b is None and residual is None:
 

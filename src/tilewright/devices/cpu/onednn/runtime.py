@@ -27,7 +27,7 @@ import platform
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from ctypes import byref, c_int, c_uint32, c_void_p
 from typing import Any
 
@@ -187,6 +187,22 @@ def flush_denormals(on: bool) -> None:
     _flush = bool(on)
     _generation += 1
     enter()
+
+
+@contextlib.contextmanager
+def denormals_kept() -> Iterator[None]:
+    """This thread computes with denormals inside the block, whatever the setting."""
+    register = _mxcsr()
+    enter()
+    if register.reason is not None:
+        yield
+        return
+    before = register.change(0xFFFFFFFF, 0) & _FTZ_DAZ
+    register.change(0xFFFFFFFF ^ _FTZ_DAZ, 0)
+    try:
+        yield
+    finally:
+        register.change(0xFFFFFFFF, before)
 
 
 def denormals_flushed() -> bool:
