@@ -6,6 +6,7 @@ weights write into a tensor, and they say so to its buffer. Views (`reshape`, `d
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "_index", "_node", "buffer", "device", "grad", "requires_grad", "spec")
-    __array_priority__ = 1000
+    __array_ufunc__ = None  # NumPy hands `array * tensor` to us
 
     def __init__(self, buffer: Any, spec: Spec, device: Device) -> None:
         self.buffer = buffer
@@ -342,8 +343,26 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         return _ops.getitem(self, index)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _ops.setitem(self, index, value)
+
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
+
+    def __getattr__(self, name: str) -> Any:
+        """Every op is also a method: `x.sum(1)` is `tilewright.sum(x, 1)`."""
+        op = None if name.startswith("_") else getattr(_ops, name, None)
+        if op is None:
+            raise AttributeError(f"a Tensor has no attribute {name!r}")
+        return partial(op, self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restore, (np.array(self.numpy()), self.spec, self.device.name, self.requires_grad))
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        made = _restore(self.numpy(), self.spec, self.device.name, self.requires_grad)
+        memo[id(self)] = made
+        return made
 
     @property
     def T(self) -> Tensor:
@@ -498,6 +517,12 @@ def linspace(start: float, stop: float, num: int, *, dtype: Any = float32, devic
 
 def eye(n: int, m: int | None = None, *, dtype: Any = float32, device: Any = None) -> Tensor:
     return tensor(np.eye(n, m), dtype, device)
+
+
+def _restore(array: np.ndarray, lies: Spec, device: str, requires_grad: bool) -> Tensor:
+    out = tensor(array, lies.dtype, device, layout=lies.layout)
+    out.requires_grad = requires_grad
+    return out
 
 
 def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:

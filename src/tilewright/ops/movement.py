@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tilewright.autograd import Node, mode
 from tilewright.devices.api import CHANNELS_LAST, CONTIGUOUS, Device, Spec, spec
-from tilewright.dtypes import DType
-from tilewright.errors import ShapeError
-from tilewright.ops._call import call
+from tilewright.dtypes import DType, int64
+from tilewright.errors import ArgumentError, AutogradError, DTypeError, ShapeError
+from tilewright.ops._call import as_tensor, call
 from tilewright.ops._grad import unbroadcast
-from tilewright.ops._op import Arg, Op, Sample
-from tilewright.tensor import Tensor
+from tilewright.ops._op import Arg, ErrorSample, Op, Sample
+from tilewright.tensor import Tensor, tensor, zeros
 
 
 def view(op: Op, x: Tensor, to: Spec, attrs: Any) -> Tensor:
@@ -88,7 +88,14 @@ def copy(x: Tensor) -> Tensor:
     return call(COPY, (x,))
 
 
-TRANSFER = Op("transfer", lambda attrs, x: x, lambda attrs, x: x, lambda node, g: transfer(g, node.attrs), saves=())
+TRANSFER = Op(
+    "transfer",
+    lambda attrs, x: x,
+    lambda attrs, x: x,
+    lambda node, g: transfer(g, node.attrs),
+    lambda: [Sample((Arg((2, 3)),), grad=False)],
+    saves=(),
+)
 
 
 def transfer(x: Tensor, device: Device) -> Tensor:
@@ -166,3 +173,523 @@ def expand(x: Tensor, *shape: Any) -> Tensor:
     if extra < 0 or any(a not in (1, b) for a, b in zip(x.shape, sizes[extra:], strict=True)):
         raise ShapeError(f"expand: {x.shape} cannot become {sizes}; only axes of size 1 grow, and new axes come first")
     return x if sizes == x.spec.shape else call(EXPAND, (x,), sizes)
+
+
+def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
+    """Axes `start` to `end` (inclusive) as one, in logical order."""
+    if x.ndim == 0:
+        return reshape(x, (1,))
+    a, b = axis_of("flatten", start, x.ndim), axis_of("flatten", end, x.ndim)
+    if a > b:
+        raise ShapeError(f"flatten: axis {start} lies after axis {end} in shape {x.shape}; give them in order")
+    return reshape(x, (*x.shape[:a], prod(x.shape[a : b + 1]), *x.shape[b + 1 :]))
+
+
+def axis_of(name: str, axis: int, ndim: int) -> int:
+    """An axis as a non-negative integer. Raises ShapeError when it is out of range."""
+    if not isinstance(axis, (int, np.integer)) or not -ndim <= axis < ndim:
+        raise ShapeError(f"{name}: axis {axis} must be an integer from {-ndim} to {ndim - 1} for a tensor with {ndim} axes")
+    return int(axis) % ndim
+
+
+def squeeze(x: Tensor, axis: Any = None) -> Tensor:
+    """Without axes of size 1: all of them, or those named (which must have size 1)."""
+    if axis is None:
+        drop = {i for i, s in enumerate(x.shape) if s == 1}
+    else:
+        drop = {axis_of("squeeze", a, x.ndim) for a in ((axis,) if isinstance(axis, int) else axis)}
+        if any(x.shape[a] != 1 for a in drop):
+            raise ShapeError(f"squeeze: axis {axis} of shape {x.shape} has a size other than 1; only axes of size 1 can go")
+    return reshape(x, tuple(s for i, s in enumerate(x.shape) if i not in drop))
+
+
+def unsqueeze(x: Tensor, axis: int) -> Tensor:
+    """With a new axis of size 1 at `axis`."""
+    at = axis_of("unsqueeze", axis, x.ndim + 1)
+    return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
+
+
+def _permute_vjp(node: Any, g: Tensor) -> Tensor:
+    return permute(g, tuple(int(i) for i in np.argsort(node.attrs)))
+
+
+PERMUTE = Op(
+    "permute",
+    lambda attrs, x: spec((x.shape[i] for i in attrs), x.dtype),
+    lambda attrs, x: x.transpose(attrs),
+    _permute_vjp,
+    lambda: [
+        Sample((Arg((2, 3, 4)),), (2, 0, 1)),
+        Sample((Arg(()),), ()),
+        Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST),), (0, 2, 1, 3)),
+        Sample((Arg((0, 3)),), (1, 0)),
+    ],
+    lambda: [
+        ErrorSample(
+            lambda: permute(zeros(2, 3), (0, 0)),
+            ShapeError,
+            "permute: axes (0, 0) must name each of the 2 axes of shape (2, 3) once",
+        )
+    ],
+    saves=(),
+)
+
+
+def permute(x: Tensor, *axes: Any) -> Tensor:
+    """Axes in another order. NHWC to NCHW and back share memory."""
+    order = tuple(axes[0]) if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+    n = x.ndim
+    order = tuple(a + n if a < 0 else a for a in order)
+    if sorted(order) != list(range(n)):
+        raise ShapeError(f"permute: axes {order} must name each of the {n} axes of shape {x.shape} once")
+    if order == tuple(range(n)):
+        return x
+    if 3 <= n <= 5:
+        to_first = (0, n - 1, *range(1, n - 1))  # channels from last to first
+        if x.layout == CONTIGUOUS and order == to_first:
+            return view(PERMUTE, x, spec((x.shape[i] for i in order), x.dtype, CHANNELS_LAST), order)
+        if x.layout == CHANNELS_LAST and order == (0, *range(2, n), 1):
+            return view(PERMUTE, x, spec((x.shape[i] for i in order), x.dtype), order)
+    return call(PERMUTE, (x,), order)
+
+
+def transpose(x: Tensor, a: int = -2, b: int = -1) -> Tensor:
+    """Two axes exchanged."""
+    order = list(range(x.ndim))
+    a, b = axis_of("transpose", a, x.ndim), axis_of("transpose", b, x.ndim)
+    order[a], order[b] = b, a
+    return permute(x, tuple(order))
+
+
+# -- joining and cutting -----------------------------------------------------------------------------------------------
+
+
+def _concat_infer(axis: int, *xs: Spec) -> Spec:
+    first = xs[0]
+    for x in xs:
+        if x.dtype is not first.dtype:
+            raise DTypeError(f"concat: operands are {first.dtype.name} and {x.dtype.name}; convert with .to(dtype=)")
+        if x.ndim != first.ndim or any(i != axis and s != t for i, (s, t) in enumerate(zip(x.shape, first.shape, strict=False))):
+            raise ShapeError(f"concat: shapes {first.shape} and {x.shape} must agree but for axis {axis}")
+    shape = tuple(sum(x.shape[axis] for x in xs) if i == axis else s for i, s in enumerate(first.shape))
+    return first.like(shape=shape)
+
+
+def _concat_vjp(node: Any, g: Tensor) -> Any:
+    out, at = [], 0
+    for need, x in zip(node.needs, node.specs, strict=True):
+        size = x.shape[node.attrs]
+        out.append(narrow(g, node.attrs, at, size) if need else None)
+        at += size
+    return tuple(out)
+
+
+CONCAT = Op(
+    "concat",
+    _concat_infer,
+    lambda axis, *xs: np.concatenate(xs, axis),
+    _concat_vjp,
+    lambda: [
+        Sample((Arg((2, 3)), Arg((2, 1)), Arg((2, 0))), 1),
+        Sample((Arg((4,)),), 0),
+        Sample((Arg((2, 3, 2, 2), layout=CHANNELS_LAST), Arg((2, 1, 2, 2), layout=CHANNELS_LAST)), 1),
+    ],
+    lambda: [
+        ErrorSample(
+            lambda: concat([zeros(2, 3), zeros(3, 4)], 1),
+            ShapeError,
+            "concat: shapes (2, 3) and (3, 4) must agree but for axis 1",
+        )
+    ],
+    saves=(),
+)
+
+
+def concat(tensors: Any, axis: int = 0) -> Tensor:
+    """Tensors joined along an axis."""
+    tensors = list(tensors)
+    if not tensors:
+        raise ArgumentError("concat: no tensors were given; there must be at least one")
+    layout = tensors[0].layout
+    return call(CONCAT, tuple(t.to(layout=layout) for t in tensors), axis_of("concat", axis, tensors[0].ndim))
+
+
+def stack(tensors: Any, axis: int = 0) -> Tensor:
+    """Tensors of one shape joined along a new axis."""
+    return concat([unsqueeze(t, axis) for t in tensors], axis)
+
+
+class Cut(NamedTuple):
+    """Per axis: first index, number of elements, step (may be negative)."""
+
+    axes: tuple[tuple[int, int, int], ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        out = []
+        for start, count, step in self.axes:
+            stop = start + count * step
+            out.append(slice(start, None if stop < 0 else stop, step) if count else slice(0, 0))
+        return tuple(out)
+
+
+class Put(NamedTuple):
+    cut: Cut
+    shape: tuple[int, ...]
+
+
+def _put(a: Put, g: np.ndarray) -> np.ndarray:
+    out = np.zeros(a.shape, g.dtype)
+    out[a.cut.slices] = g
+    return out
+
+
+_CUTS = (((5, 4), ((1, 2, 2), (3, 4, -1))), ((3,), ((0, 0, 1),)), ((2, 3), ((0, 2, 1), (2, 1, 1))))
+SLICE = Op(
+    "slice",
+    lambda a, x: x.like(shape=tuple(n for _, n, _ in a.axes)),
+    lambda a, x: x[a.slices],
+    lambda node, g: call(SLICE_PUT, (g,), Put(node.attrs, node.specs[0].shape)),
+    lambda: (
+        [Sample((Arg(s),), Cut(c)) for s, c in _CUTS]
+        + [Sample((Arg((2, 3, 4, 4), layout=CHANNELS_LAST),), Cut(((0, 2, 1), (1, 2, 1), (0, 4, 1), (3, 2, -2))))]
+    ),
+    saves=(),
+)
+SLICE_PUT = Op(
+    "slice_put",
+    lambda a, g: g.like(shape=a.shape),
+    _put,
+    lambda node, v: call(SLICE, (v,), node.attrs.cut),
+    lambda: [Sample((Arg(tuple(n for _, n, _ in c)),), Put(Cut(c), s)) for s, c in _CUTS],
+    saves=(),
+)
+
+
+def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
+    """`length` elements from `start` along an axis."""
+    axis = axis_of("narrow", axis, x.ndim)
+    if start < 0 or length < 0 or start + length > x.shape[axis]:
+        raise ShapeError(f"narrow: {length} elements from {start} do not lie in axis {axis} of shape {x.shape}")
+    cut = [(0, s, 1) for s in x.shape]
+    cut[axis] = (start, length, 1)
+    return x if length == x.shape[axis] else call(SLICE, (x,), Cut(tuple(cut)))
+
+
+def split(x: Tensor, sizes: Any, axis: int = 0) -> tuple[Tensor, ...]:
+    """Pieces along an axis: of one size (the last may be smaller), or of the sizes given (which must add up)."""
+    axis = axis_of("split", axis, x.ndim)
+    total = x.shape[axis]
+    if isinstance(sizes, int):
+        if sizes < 1:
+            raise ArgumentError(f"split: size {sizes} must be at least 1")
+        sizes = [min(sizes, total - i) for i in range(0, total, sizes)]
+    if sum(sizes) != total:
+        raise ShapeError(f"split: sizes {list(sizes)} add up to {sum(sizes)} and axis {axis} of shape {x.shape} has {total}")
+    starts = np.cumsum([0, *sizes])
+    return tuple(narrow(x, axis, int(s), int(n)) for s, n in zip(starts, sizes, strict=False))
+
+
+def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+    """At most `chunks` pieces of equal size along an axis; the last may be smaller."""
+    return split(x, max(1, -(-x.shape[axis_of("chunk", axis, x.ndim)] // max(chunks, 1))), axis)
+
+
+def flip(x: Tensor, axis: Any) -> Tensor:
+    """Reversed along an axis or several."""
+    axes = {axis_of("flip", a, x.ndim) for a in ((axis,) if isinstance(axis, int) else axis)}
+    return call(SLICE, (x,), Cut(tuple((s - 1, s, -1) if i in axes and s else (0, s, 1) for i, s in enumerate(x.shape))))
+
+
+def roll(x: Tensor, shift: int, axis: int) -> Tensor:
+    """Elements moved by `shift` along an axis, those that leave coming in at the other end."""
+    axis = axis_of("roll", axis, x.ndim)
+    n = x.shape[axis]
+    k = shift % n if n else 0
+    return x if k == 0 else concat([narrow(x, axis, n - k, k), narrow(x, axis, 0, n - k)], axis)
+
+
+def tile(x: Tensor, *reps: Any) -> Tensor:
+    """The whole tensor repeated along each axis, as `numpy.tile`."""
+    times = tuple(reps[0]) if len(reps) == 1 and isinstance(reps[0], (tuple, list)) else reps
+    rank = max(len(times), x.ndim)
+    times = (1,) * (rank - len(times)) + tuple(times)
+    shape = (1,) * (rank - x.ndim) + x.shape
+    spread = expand(
+        reshape(x, tuple(v for s in shape for v in (1, s))), tuple(v for t, s in zip(times, shape, strict=True) for v in (t, s))
+    )
+    return reshape(spread, tuple(t * s for t, s in zip(times, shape, strict=True)))
+
+
+class PadAttrs(NamedTuple):
+    widths: tuple[tuple[int, int], ...]  # per axis, before and after; negative crops
+    value: float
+
+
+def _pad_reference(a: PadAttrs, x: np.ndarray) -> np.ndarray:
+    y = x[tuple(slice(max(-b, 0), s - max(-e, 0)) for (b, e), s in zip(a.widths, x.shape, strict=True))]
+    return np.pad(y, [(max(b, 0), max(e, 0)) for b, e in a.widths], constant_values=a.value)
+
+
+PAD = Op(
+    "pad",
+    lambda a, x: x.like(shape=tuple(s + b + e for s, (b, e) in zip(x.shape, a.widths, strict=True))),
+    _pad_reference,
+    lambda node, g: call(PAD, (g,), PadAttrs(tuple((-b, -e) for b, e in node.attrs.widths), 0.0)),
+    lambda: [
+        Sample((Arg((2, 3)),), PadAttrs(((1, 0), (2, 3)), 1.5)),
+        Sample((Arg((2, 3, 4, 4), layout=CHANNELS_LAST),), PadAttrs(((0, 0), (0, 0), (1, 2), (0, -1)), 0.0)),
+        Sample((Arg((0, 2)),), PadAttrs(((1, 1), (0, 0)), 0.0)),
+    ],
+    saves=(),
+)
+
+
+def pad(x: Tensor, widths: Any, mode: str = "constant", value: float = 0.0) -> Tensor:
+    """Padding, widths as PyTorch's: (before, after) of the last axis, then of the one before it, and so on.
+
+    mode: "constant" (with `value`; negative widths crop), "reflect" (without repeating the edge) or "replicate".
+    """
+    flat = tuple(int(w) for w in widths)
+    if len(flat) % 2 or len(flat) > 2 * x.ndim:
+        raise ArgumentError(f"pad: widths {flat} must be pairs, at most one for each of the {x.ndim} axes")
+    pairs = [(0, 0)] * (x.ndim - len(flat) // 2) + [(flat[i], flat[i + 1]) for i in range(len(flat) - 2, -1, -2)]
+    if mode == "constant":
+        if any(s + b + e < 0 for s, (b, e) in zip(x.shape, pairs, strict=True)):
+            raise ShapeError(f"pad: widths {flat} crop more than shape {x.shape} has")
+        return call(PAD, (x,), PadAttrs(tuple(pairs), float(value)))
+    if mode not in ("reflect", "replicate"):
+        raise ArgumentError(f"pad: mode {mode!r} must be 'constant', 'reflect' or 'replicate'")
+    for axis, (b, e) in enumerate(pairs):
+        if not b and not e:
+            continue
+        n = x.shape[axis]
+        if min(b, e) < 0 or n == 0 or (mode == "reflect" and max(b, e) >= n):
+            raise ShapeError(f"pad: {mode} of ({b}, {e}) does not fit axis {axis} of shape {x.shape}; reflect takes at most size - 1")
+        where_ = np.arange(-b, n + e)
+        if mode == "replicate":
+            where_ = where_.clip(0, n - 1)
+        else:
+            where_ = np.abs(where_)
+            where_ = np.where(where_ >= n, 2 * (n - 1) - where_, where_)
+        x = take(x, tensor(where_, int64, x.device), axis)
+    return x
+
+
+# -- indices -----------------------------------------------------------------------------------------------------------
+
+
+def _take_infer(axis: int, x: Spec, index: Spec) -> Spec:
+    if index.dtype.kind not in "iu":
+        raise DTypeError(f"take: the index is {index.dtype.name}; it must be integers")
+    shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return x.like(shape=shape) if index.ndim == 1 else spec(shape, x.dtype)
+
+
+def _take_vjp(node: Any, g: Tensor) -> Any:
+    x = node.specs[0]
+    axis = node.attrs
+    flat = reshape(g, (*x.shape[:axis], node.specs[1].size, *x.shape[axis + 1 :]))
+    start = zeros(x.shape, dtype=x.dtype, device=g.device, layout=x.layout)
+    return index_add(start, axis, reshape(node.inputs[1], (-1,)) if node.specs[1].ndim != 1 else node.inputs[1], flat), None
+
+
+def _index(shape: tuple[int, ...], high: int) -> Arg:
+    return Arg(shape, "int64", fill="int", low=0, high=max(high, 2))
+
+
+TAKE = Op(
+    "take",
+    _take_infer,
+    lambda axis, x, i: np.take(x, i, axis),
+    _take_vjp,
+    lambda: [
+        Sample((Arg((4, 3)), _index((5,), 4)), 0),
+        Sample((Arg((2, 4)), _index((2, 2), 4)), 1),
+        Sample((Arg((4,)), _index((), 4)), 0),
+        Sample((Arg((4, 3)), _index((0,), 4)), 0),
+        Sample((Arg((2, 4, 3, 3), layout=CHANNELS_LAST), _index((2,), 4)), 1),
+    ],
+    saves=(1,),
+)
+
+
+def take(x: Tensor, index: Any, axis: int = 0) -> Tensor:
+    """Elements at integer positions (negative ones count from the end) along an axis; the index may have any shape.
+
+    Raises ArgumentError for a position outside the axis.
+    """
+    index = as_tensor(index).to(device=x.device)
+    return call(TAKE, (x, index), axis_of("take", axis, x.ndim))
+
+
+def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    """`take` along an axis with a 1-D index."""
+    return take(x, index, axis)
+
+
+def _index_add_infer(axis: int, x: Spec, index: Spec, source: Spec) -> Spec:
+    wanted = (*x.shape[:axis], index.size, *x.shape[axis + 1 :])
+    if index.ndim != 1 or source.shape != wanted:
+        raise ShapeError(
+            f"index_add: index {index.shape} must be 1-D and source {source.shape} must be {wanted} for {x.shape} along axis {axis}"
+        )
+    return x
+
+
+def _index_add_reference(axis: int, x: np.ndarray, index: np.ndarray, source: np.ndarray) -> np.ndarray:
+    out = x.copy()
+    for k, i in enumerate(index):
+        at = (slice(None),) * axis
+        out[(*at, i)] += source[(*at, k)]
+    return out
+
+
+INDEX_ADD = Op(
+    "index_add",
+    _index_add_infer,
+    _index_add_reference,
+    lambda node, g: (g, None, take(g, node.inputs[1], node.attrs) if node.needs[2] else None),
+    lambda: [Sample((Arg((4, 3)), _index((5,), 4), Arg((5, 3))), 0), Sample((Arg((2, 4)), _index((3,), 4), Arg((2, 3))), 1)],
+    saves=(1,),
+)
+
+
+def index_add(x: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
+    """x with `source`'s slices added at the positions of a 1-D index along an axis; repeated positions add up."""
+    return call(INDEX_ADD, (x, index, source.to(layout=x.layout)), axis_of("index_add", axis, x.ndim))
+
+
+def _along(name: str, axis: int, x: Spec, index: Spec) -> None:
+    if index.ndim != x.ndim or any(i != axis and s > t for i, (s, t) in enumerate(zip(index.shape, x.shape, strict=False))):
+        raise ShapeError(f"{name}: index {index.shape} must have the axes of {x.shape} and be no larger but along axis {axis}")
+    if index.dtype.kind not in "iu":
+        raise DTypeError(f"{name}: the index is {index.dtype.name}; it must be integers")
+
+
+def _gather_infer(axis: int, x: Spec, index: Spec) -> Spec:
+    _along("gather", axis, x, index)
+    return spec(index.shape, x.dtype, x.layout)
+
+
+def _gather_reference(axis: int, x: np.ndarray, index: np.ndarray) -> np.ndarray:
+    out = np.empty(index.shape, x.dtype)
+    for at in np.ndindex(*index.shape):
+        out[at] = x[(*at[:axis], index[at], *at[axis + 1 :])]
+    return out
+
+
+def _gather_vjp(node: Any, g: Tensor) -> Any:
+    x = node.specs[0]
+    return scatter_add(zeros(x.shape, dtype=x.dtype, device=g.device), node.attrs, node.inputs[1], g), None
+
+
+GATHER = Op(
+    "gather",
+    _gather_infer,
+    _gather_reference,
+    _gather_vjp,
+    lambda: [
+        Sample((Arg((4, 3)), _index((2, 3), 4)), 0),
+        Sample((Arg((2, 4)), _index((2, 2), 4)), 1),
+        Sample((Arg((4,)), _index((0,), 4)), 0),
+    ],
+    saves=(1,),
+)
+
+
+def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    """out[i, j] = x[index[i, j], j] for axis 0, and so on; the result has the index's shape."""
+    return call(GATHER, (x, index), axis_of("gather", axis, x.ndim))
+
+
+def _scatter_infer(axis: int, x: Spec, index: Spec, source: Spec) -> Spec:
+    _along("scatter_add", axis, x, index)
+    if source.shape != index.shape:
+        raise ShapeError(f"scatter_add: source {source.shape} and index {index.shape} must have one shape")
+    return x
+
+
+def _scatter_reference(axis: int, x: np.ndarray, index: np.ndarray, source: np.ndarray) -> np.ndarray:
+    out = x.copy()
+    for at in np.ndindex(*index.shape):
+        out[(*at[:axis], index[at], *at[axis + 1 :])] += source[at]
+    return out
+
+
+SCATTER_ADD = Op(
+    "scatter_add",
+    _scatter_infer,
+    _scatter_reference,
+    lambda node, g: (g, None, gather(g, node.attrs, node.inputs[1]) if node.needs[2] else None),
+    lambda: [Sample((Arg((4, 3)), _index((2, 3), 4), Arg((2, 3))), 0), Sample((Arg((2, 4)), _index((2, 5), 4), Arg((2, 5))), 1)],
+    saves=(1,),
+)
+
+
+def scatter_add(x: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
+    """x with source[i, j] added at [index[i, j], j] for axis 0, and so on; repeated positions add up."""
+    return call(SCATTER_ADD, (x, index, source), axis_of("scatter_add", axis, x.ndim))
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """NumPy's indexing: integers, slices with any step, Ellipsis, None, a bool mask, and integer tensors or lists."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    masks = [i for i in items if isinstance(i, (Tensor, np.ndarray)) and str(getattr(i.dtype, "name", i.dtype)) == "bool"]
+    if masks:
+        if len(items) > 1:
+            raise ArgumentError("a bool mask can only be the whole index; combine conditions with & instead")
+        mask = np.asarray(masks[0])
+        if mask.shape != x.shape[: mask.ndim]:
+            raise ShapeError(f"a mask of shape {mask.shape} does not fit the first axes of {x.shape}")
+        flat = reshape(x, (mask.size, *x.shape[mask.ndim :]))
+        return take(flat, tensor(np.flatnonzero(mask), int64, x.device), 0)
+    given = sum(1 for i in items if i is not None and i is not Ellipsis)
+    if given > x.ndim:
+        raise ShapeError(f"{given} indices were given for a tensor with {x.ndim} axes")
+    if sum(1 for i in items if i is Ellipsis) > 1:
+        raise ArgumentError("an index can have one Ellipsis")
+    at = next((k for k, i in enumerate(items) if i is Ellipsis), len(items))
+    items[at : at + 1] = [slice(None)] * (x.ndim - given)
+    cuts: list[tuple[int, int, int]] = []
+    shape: list[int] = []
+    taken: list[tuple[int, Any]] = []  # axis of the result, index
+    for item in items:
+        if item is None:
+            shape.append(1)
+            continue
+        axis = len(cuts)
+        size = x.shape[axis]
+        if isinstance(item, slice):
+            start, stop, step = item.indices(size)
+            count = len(range(start, stop, step))
+            cuts.append((start if count else 0, count, step))
+            shape.append(count)
+        elif isinstance(item, (int, np.integer)):
+            if not -size <= item < size:
+                raise ArgumentError(f"index {item} is outside axis {axis} of shape {x.shape}; it must be from {-size} to {size - 1}")
+            cuts.append((int(item) % size, 1, 1))
+        elif isinstance(item, (Tensor, np.ndarray, list)):
+            cuts.append((0, size, 1))
+            taken.append((len(shape), item))
+            shape.append(size)
+        else:
+            raise ArgumentError(f"an index of type {type(item).__name__} is not an integer, slice, None, Ellipsis, mask or integer tensor")
+    if len(taken) > 1:
+        raise ArgumentError("at most one integer tensor can be in an index; use gather for more")
+    whole = all(c == (0, s, 1) for c, s in zip(cuts, x.shape, strict=True))
+    out = x if whole else call(SLICE, (x,), Cut(tuple(cuts)))
+    out = reshape(out, tuple(shape))
+    return take(out, taken[0][1], taken[0][0]) if taken else out
+
+
+def setitem(x: Tensor, index: Any, value: Any) -> None:
+    """Write into a leaf that requires no gradient (`x[index] = value`), as NumPy."""
+    if x.requires_grad or x._node is not None:
+        raise AutogradError("x[...] = value would change a tensor that gradients depend on; use where, or write into x.detach()")
+    values = np.asarray(value.numpy() if isinstance(value, Tensor) else value)
+    key = tuple(np.asarray(i) if isinstance(i, Tensor) else i for i in (index if isinstance(index, tuple) else (index,)))
+    x.numpy(writable=True)[key] = values
