@@ -7,6 +7,7 @@ from tilewright.autograd import enable_grad, grad, gradcheck, is_grad_enabled, n
 from tilewright.config import config
 from tilewright.devices import get as device
 from tilewright.dtypes import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
+from tilewright.random import Generator, manual_seed
 from tilewright.tensor import (
     Tensor,
     arange,

@@ -1,14 +1,19 @@
-"""Reductions over axes."""
+"""Reductions over axes, cumulative sums and order statistics."""
 
 from __future__ import annotations
 
+import builtins
+import math
 from typing import Any, NamedTuple
 
-from tilewright.devices.api import CHANNELS_LAST, CONTIGUOUS, Spec, spec
-from tilewright.errors import ShapeError
+import numpy as np
+
+from tilewright.devices.api import CHANNELS_LAST, Spec, spec
+from tilewright.dtypes import bool_, float32, int64
+from tilewright.errors import ArgumentError, ShapeError
 from tilewright.ops._call import call
-from tilewright.ops._op import Arg, Op, Sample
-from tilewright.tensor import Tensor
+from tilewright.ops._op import Arg, ErrorSample, Op, Sample
+from tilewright.tensor import Tensor, zeros
 
 
 class ReduceAttrs(NamedTuple):
@@ -20,62 +25,304 @@ def axes_of(name: str, axis: Any, ndim: int) -> tuple[int, ...]:
     """Axes as sorted non-negative integers; None means all. Raises ShapeError for one out of range or repeated."""
     if axis is None:
         return tuple(range(ndim))
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    out = tuple(sorted(a + ndim if a < 0 else a for a in axes))
-    if any(not 0 <= a < ndim for a in out) or len(set(out)) != len(out):
+    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    out = tuple(sorted(int(a) + ndim if a < 0 else int(a) for a in axes))
+    if builtins.any(not 0 <= a < ndim for a in out) or len(set(out)) != len(out):
         raise ShapeError(f"{name}: axis {axis} must name distinct axes from {-ndim} to {ndim - 1} of a tensor with {ndim}")
     return out
 
 
-def reduced(a: ReduceAttrs, x: Spec) -> Spec:
+def reduced(a: ReduceAttrs, x: Spec, dtype: Any = None) -> Spec:
+    dtype = dtype or x.dtype
     if a.keepdims:
-        return x.like(shape=tuple(1 if i in a.axes else s for i, s in enumerate(x.shape)))
-    return spec((s for i, s in enumerate(x.shape) if i not in a.axes), x.dtype)
+        return spec((1 if i in a.axes else s for i, s in enumerate(x.shape)), dtype, x.layout)
+    return spec((s for i, s in enumerate(x.shape) if i not in a.axes), dtype)
+
+
+def _kept(node: Any, t: Tensor) -> Tensor:
+    """A reduced tensor with the reduced axes back at size 1, in the input's layout."""
+    from tilewright.ops.movement import reshape
+
+    x = node.specs[0]
+    return reshape(t, tuple(1 if i in node.attrs.axes else s for i, s in enumerate(x.shape))).to(layout=x.layout)
 
 
 def _sum_vjp(node: Any, g: Tensor) -> Tensor:
-    from tilewright.ops.movement import expand, reshape
+    from tilewright.ops.movement import expand
 
-    x = node.specs[0]
-    kept = tuple(1 if i in node.attrs.axes else s for i, s in enumerate(x.shape))
-    return expand(reshape(g, kept).to(layout=x.layout), x.shape)
+    return expand(_kept(node, g), node.specs[0].shape)
 
 
-def _samples() -> list[Sample]:
-    out = [
-        Sample((Arg(s),), ReduceAttrs(axes, keep))
-        for s, axes in (
-            ((2, 3, 4), (0, 2)),
-            ((2, 3, 4), (1,)),
-            ((5,), (0,)),
-            ((), ()),
-            ((0, 3), (0,)),
-            ((2, 0), (0,)),
-            ((3, 4), (0, 1)),
-        )
-        for keep in (False, True)
-    ]
-    return [
-        *out,
-        Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST),), ReduceAttrs((0, 2, 3), True)),
-        Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST),), ReduceAttrs((2, 3), False)),
-    ]
+_CASES = (((2, 3, 4), (0, 2)), ((2, 3, 4), (1,)), ((5,), (0,)), ((), ()), ((3, 4), (0, 1)), ((1, 3), (0,)), ((300, 7), (0,)), ((2, 3), ()))
+_EMPTY = (((0, 3), (0,)), ((2, 0), (0,)), ((0,), (0,)))
+_LAST = (((2, 3, 4, 5), (0, 2, 3)), ((2, 3, 4, 5), (2, 3)), ((2, 3, 4, 5), (1,)))
+
+
+def _samples(fill: str, empty: bool, grad: bool, ints: bool = True) -> Any:
+    def samples() -> list[Sample]:
+        cases = _CASES + (_EMPTY if empty else ())
+        out = [Sample((Arg(s, fill=fill),), ReduceAttrs(a, k), grad=grad and math.prod(s) < 200) for s, a in cases for k in (False, True)]
+        out += [Sample((Arg(s, layout=CHANNELS_LAST, fill=fill),), ReduceAttrs(a, k), grad=grad) for s, a in _LAST for k in (False, True)]
+        if ints:
+            out.append(Sample((Arg((3, 4), "int32", fill="int", low=-3, high=3),), ReduceAttrs((1,), False), grad=False))
+        return out
+
+    return samples
+
+
+def _errors(name: str) -> Any:
+    text = f"{name}: axis 2 must name distinct axes from -2 to 1 of a tensor with 2"
+    return lambda: [ErrorSample(lambda: globals()[name](zeros(2, 3), 2), ShapeError, text)]
+
+
+def _terms(a: ReduceAttrs, x: Spec) -> int:
+    return builtins.max(x.size // builtins.max(reduced(a, x).size, 1), 1)
+
+
+def _not_empty(name: str) -> Any:
+    def infer(a: ReduceAttrs, x: Spec) -> Spec:
+        if builtins.any(x.shape[i] == 0 for i in a.axes):
+            raise ShapeError(f"{name}: axes {a.axes} of shape {x.shape} have no elements, and {name} of nothing has no value")
+        return reduced(a, x)
+
+    return infer
+
+
+def _extreme_vjp(node: Any, g: Tensor) -> Tensor:
+    """Shared equally among the elements that attain the extreme."""
+    from tilewright.ops.pointwise import div, equal, mul
+
+    x = node.inputs[0]
+    hit = equal(x, _kept(node, node.outputs[0])).to(dtype=g.dtype)
+    return mul(hit, div(_kept(node, g), sum(hit, node.attrs.axes, keepdims=True)))
+
+
+def _prod_vjp(node: Any, g: Tensor) -> Tensor:
+    """g times the product of all others: exact also where elements are zero."""
+    from tilewright.ops.pointwise import div, equal, mul, where
+
+    x = node.inputs[0]
+    axes = node.attrs.axes
+    zero = equal(x, 0.0)
+    ones = where(zero, 1.0, x)
+    others = prod(ones, axes, keepdims=True)
+    count = sum(zero.to(dtype=x.dtype), axes, keepdims=True)
+    without = div(others, ones)
+    here = where(zero, where(equal(count, 1.0), others, 0.0), where(equal(count, 0.0), without, 0.0))
+    return mul(_kept(node, g), here)
+
+
+def _whole(a: ReduceAttrs, f: Any, x: np.ndarray) -> np.ndarray:
+    return f(x, axis=a.axes, keepdims=a.keepdims)
 
 
 SUM = Op(
-    "sum",
-    reduced,
-    lambda a, x: x.sum(a.axes, keepdims=a.keepdims),
-    _sum_vjp,
-    _samples,
-    terms=lambda a, x: max(x.size // max(reduced(a, x).size, 1), 1),
+    "sum", reduced, lambda a, x: _whole(a, np.sum, x), _sum_vjp, _samples("normal", True, True), _errors("sum"), terms=_terms, saves=()
+)
+PROD = Op("prod", reduced, lambda a, x: _whole(a, np.prod, x), _prod_vjp, _samples("positive", True, True), _errors("prod"), terms=_terms)
+MAX = Op(
+    "max", _not_empty("max"), lambda a, x: _whole(a, np.max, x), _extreme_vjp, _samples("distinct", False, True), _errors("max"), saves_outputs=True
+)  # fmt: skip
+MIN = Op(
+    "min", _not_empty("min"), lambda a, x: _whole(a, np.min, x), _extreme_vjp, _samples("distinct", False, True), _errors("min"), saves_outputs=True
+)  # fmt: skip
+ANY = Op("any", lambda a, x: reduced(a, x, bool_), lambda a, x: _whole(a, np.any, x), None, _samples("normal", True, False), saves=())
+ALL = Op("all", lambda a, x: reduced(a, x, bool_), lambda a, x: _whole(a, np.all, x), None, _samples("normal", True, False), saves=())
+
+
+def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Sum over one axis, several, or all (None). bool and integers give int64; half types accumulate in float32."""
+    if x.spec.dtype.kind != "f" and x.spec.dtype is not int64:
+        x = x.to(dtype=int64)
+    return call(SUM, (x,), ReduceAttrs(axes_of("sum", axis, x.spec.ndim), bool(keepdims)))
+
+
+def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Mean over axes (None: all); NaN of no elements. Integers give float32."""
+    if x.spec.dtype.kind != "f":
+        x = x.to(dtype=float32)
+    axes = axes_of("mean", axis, x.spec.ndim)
+    count = math.prod(x.shape[a] for a in axes)
+    return call(SUM, (x,), ReduceAttrs(axes, bool(keepdims))) * (1.0 / count if count else float("nan"))
+
+
+def var(x: Tensor, axis: Any = None, keepdims: bool = False, correction: int = 1) -> Tensor:
+    """Variance about the mean, divided by count - correction. Two passes, so a large mean does no harm."""
+    axes = axes_of("var", axis, x.ndim)
+    count = math.prod(x.shape[a] for a in axes)
+    d = x - mean(x, axes, keepdims=True)
+    return sum(d * d, axes, keepdims) * (1.0 / (count - correction) if count > correction else float("nan"))
+
+
+def std(x: Tensor, axis: Any = None, keepdims: bool = False, correction: int = 1) -> Tensor:
+    """Square root of `var`."""
+    from tilewright.ops.pointwise import sqrt
+
+    return sqrt(var(x, axis, keepdims, correction))
+
+
+def prod(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Product over axes (None: all). bool and integers give int64."""
+    if x.spec.dtype.kind != "f":
+        x = x.to(dtype=int64)
+    return call(PROD, (x,), ReduceAttrs(axes_of("prod", axis, x.ndim), bool(keepdims)))
+
+
+def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Largest element over axes (None: all); NaN where there is one. Equal ones share the gradient. See `argmax`."""
+    return call(MAX, (x,), ReduceAttrs(axes_of("max", axis, x.ndim), bool(keepdims)))
+
+
+def min(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Smallest element over axes (None: all); NaN where there is one. Equal ones share the gradient. See `argmin`."""
+    return call(MIN, (x,), ReduceAttrs(axes_of("min", axis, x.ndim), bool(keepdims)))
+
+
+def any(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Is any element nonzero, bool."""
+    return call(ANY, (x,), ReduceAttrs(axes_of("any", axis, x.ndim), bool(keepdims)))
+
+
+def all(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """Are all elements nonzero, bool."""
+    return call(ALL, (x,), ReduceAttrs(axes_of("all", axis, x.ndim), bool(keepdims)))
+
+
+def logsumexp(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """log(sum(exp(x))) over axes, without overflow."""
+    from tilewright.ops.movement import reshape
+    from tilewright.ops.pointwise import exp, isfinite, log, where
+
+    axes = axes_of("logsumexp", axis, x.ndim)
+    top = max(x.detach(), axes, keepdims=True)
+    top = where(isfinite(top), top, 0.0)
+    out = log(sum(exp(x - top), axes, keepdims=True)) + top
+    return out if keepdims else reshape(out, tuple(s for i, s in enumerate(x.shape) if i not in axes))
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
+class ArgAttrs(NamedTuple):
+    axis: int
+    keepdims: bool
+
+
+def _arg_op(name: str, f: Any) -> Op:
+    def infer(a: ArgAttrs, x: Spec) -> Spec:
+        if x.shape[a.axis] == 0:
+            raise ShapeError(f"{name}: axis {a.axis} of shape {x.shape} has no elements, and {name} of nothing has no value")
+        return spec(reduced(ReduceAttrs((a.axis,), a.keepdims), x).shape, int64)
+
+    samples = [
+        Sample((Arg(s, fill="distinct"),), ArgAttrs(i, k), grad=False)
+        for s, i in (((2, 3, 4), 1), ((5,), 0), ((3, 4), 1))
+        for k in (False, True)
+    ]
+    last = Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST, fill="distinct"),), ArgAttrs(1, False), grad=False)
+    return Op(name, infer, lambda a, x: f(x, axis=a.axis, keepdims=a.keepdims), None, lambda: [*samples, last], saves=())
+
+
+ARGMAX, ARGMIN = _arg_op("argmax", np.argmax), _arg_op("argmin", np.argmin)
+
+
+def _position(op: Op, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
+    from tilewright.ops.movement import reshape
+
+    if axis is None:
+        if keepdims:
+            return reshape(call(op, (reshape(x, (-1,)),), ArgAttrs(0, False)), (1,) * x.ndim)
+        return call(op, (reshape(x, (x.size,)),), ArgAttrs(0, False))
+    return call(op, (x,), ArgAttrs(axes_of(op.name, axis, x.ndim)[0], bool(keepdims)))
+
+
+def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Position (int64) of the first largest element along an axis, or in the flattened tensor; of the first NaN if any."""
+    return _position(ARGMAX, x, axis, keepdims)
+
+
+def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Position (int64) of the first smallest element along an axis, or in the flattened tensor; of the first NaN if any."""
+    return _position(ARGMIN, x, axis, keepdims)
+
+
+# -- along an axis -----------------------------------------------------------------------------------------------------
+
+
+def _cumsum_vjp(node: Any, g: Tensor) -> Tensor:
+    from tilewright.ops.movement import flip
+
+    return flip(cumsum(flip(g, node.attrs), node.attrs), node.attrs)
+
+
+CUMSUM = Op(
+    "cumsum",
+    lambda axis, x: x,
+    lambda axis, x: np.cumsum(x, axis),
+    _cumsum_vjp,
+    lambda: [
+        Sample((Arg((2, 3)),), 1),
+        Sample((Arg((4,)),), 0),
+        Sample((Arg((0, 2)),), 0),
+        Sample((Arg((2, 3, 2, 2), layout=CHANNELS_LAST),), 1),
+    ],
+    terms=lambda axis, x: builtins.max(x.shape[axis], 1),
     saves=(),
 )
 
 
-def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Sum over one axis, several, or all (None). Accumulated in at least float32."""
-    return call(SUM, (x,), ReduceAttrs(axes_of("sum", axis, x.ndim), keepdims))
+def cumsum(x: Tensor, axis: int) -> Tensor:
+    """Sums of the elements up to and with each one, along an axis."""
+    if x.dtype.kind != "f":
+        x = x.to(dtype=int64)
+    return call(CUMSUM, (x,), axes_of("cumsum", axis, x.ndim)[0])
 
 
-_ = CONTIGUOUS
+class TopkAttrs(NamedTuple):
+    k: int
+    axis: int
+    largest: bool
+
+
+def _topk_infer(a: TopkAttrs, x: Spec) -> Any:
+    if not 0 <= a.k <= x.shape[a.axis]:
+        raise ShapeError(f"topk: k {a.k} must be from 0 to the {x.shape[a.axis]} elements of axis {a.axis} of shape {x.shape}")
+    shape = tuple(a.k if i == a.axis else s for i, s in enumerate(x.shape))
+    return spec(shape, x.dtype), spec(shape, int64)
+
+
+def _topk(a: TopkAttrs, x: np.ndarray) -> Any:
+    order = np.argsort(-x if a.largest else x, axis=a.axis, kind="stable")
+    index = np.take(order, np.arange(a.k), a.axis)
+    return np.take_along_axis(x, index, a.axis), index
+
+
+def _topk_vjp(node: Any, g: Tensor | None, _: Any) -> Tensor | None:
+    from tilewright.ops.movement import scatter_add
+
+    if g is None:
+        return None
+    x = node.specs[0]
+    return scatter_add(zeros(x.shape, dtype=x.dtype, device=g.device), node.attrs.axis, node.outputs[1], g).to(layout=x.layout)
+
+
+TOPK = Op(
+    "topk",
+    _topk_infer,
+    _topk,
+    _topk_vjp,
+    lambda: [
+        Sample((Arg((3, 5), fill="distinct"),), TopkAttrs(2, 1, True)),
+        Sample((Arg((4, 2), fill="distinct"),), TopkAttrs(3, 0, False)),
+        Sample((Arg((3,), fill="distinct"),), TopkAttrs(0, 0, True), grad=False),
+    ],
+    saves=(),
+    saves_outputs=True,
+)
+
+
+def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The k largest (or smallest) elements along an axis in order, and their positions (int64)."""
+    if not isinstance(k, (int, np.integer)):
+        raise ArgumentError(f"topk: k {k!r} must be an integer")
+    return call(TOPK, (x,), TopkAttrs(int(k), axes_of("topk", axis, x.ndim)[0], bool(largest)))
