@@ -318,11 +318,10 @@ def gradcheck(
 
     def value(changed: int, array: np.ndarray) -> float:
         fresh = [
-            tensor(array if i == changed else b, device=t.device, layout=t.layout)
+            tensor(array if i == changed else b, device=t.device, layout=t.layout, requires_grad=t.requires_grad)
             for i, (b, t) in enumerate(zip(base, inputs, strict=True))
         ]
-        with no_grad():
-            return float(sum(np.sum(o.numpy() * w) for o, w in zip(outputs(fresh), weights, strict=True)))
+        return float(sum(np.sum(o.numpy() * w) for o, w in zip(outputs(fresh), weights, strict=True)))
 
     for i, gradient in zip(names, analytic, strict=True):
         got = np.zeros(inputs[i].shape) if gradient is None else gradient.numpy()

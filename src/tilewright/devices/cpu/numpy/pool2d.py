@@ -1,0 +1,106 @@
+"""Pooling in NumPy: one strided slice of the input per tap of the window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tilewright.devices.cpu.numpy._base import numpy_kernel
+
+
+def _spans(size: int, out: int, tap: int, stride: int, before: int, dilation: int) -> tuple[slice, slice] | None:
+    """Which outputs a tap meets inside the input, and the input elements it meets."""
+    first = tap * dilation - before
+    low = max(0, -(first // stride))
+    high = min(out, (size - 1 - first) // stride + 1)
+    if low >= high:
+        return None
+    start = first + low * stride
+    return slice(low, high), slice(start, start + (high - low - 1) * stride + 1, stride)
+
+
+def _taps(a: Any, h: int, w: int, oh: int, ow: int) -> Iterator[tuple[Any, Any, int, int]]:
+    """For each tap: (output slices, input slices, offset of its input row and column from the window's start)."""
+    t, le, _, _ = a.padding
+    for i in range(a.kernel[0]):
+        rows = _spans(h, oh, i, a.stride[0], t, a.dilation[0])
+        for j in range(a.kernel[1]):
+            cols = _spans(w, ow, j, a.stride[1], le, a.dilation[1])
+            if rows and cols:
+                yield (
+                    (slice(None), slice(None), rows[0], cols[0]),
+                    (slice(None), slice(None), rows[1], cols[1]),
+                    rows[1].start,
+                    cols[1].start,
+                )
+
+
+@numpy_kernel("max_pool2d")
+def _max(a: Any, outs: Any, x: Any) -> None:
+    y, index = outs
+    h, w = x.shape[2:]
+    y[...] = np.iinfo(y.dtype).min if y.dtype.kind in "iu" else -np.inf
+    index[...] = 0
+    first = np.zeros(y.shape[2:], bool)
+    for o, i, row, col in _taps(a, h, w, *y.shape[2:]):
+        value, best = x[i], y[o]
+        # The first tap always wins, so that a window of -inf points inside; NaN wins over all but an earlier NaN.
+        better = (value > best) | ((value != value) & (best == best)) | ~first[o[2:]]
+        first[o[2:]] = True
+        rows = (row + np.arange(best.shape[2]) * a.stride[0]) * w
+        place = rows[:, None] + (col + np.arange(best.shape[3]) * a.stride[1])
+        np.copyto(best, value, where=better)
+        np.copyto(index[o], np.broadcast_to(place.astype(np.int32), best.shape), where=better)
+
+
+@numpy_kernel("max_pool2d_grad")
+def _max_grad(a: Any, out: Any, g: Any, index: Any) -> None:
+    n, c = g.shape[:2]
+    plane = a.size[0] * a.size[1]
+    base = np.arange(n * c, dtype=np.int64).reshape(n, c, 1, 1) * plane
+    sums = np.bincount((index + base).reshape(-1), weights=np.ascontiguousarray(g).reshape(-1).astype(np.float64), minlength=n * c * plane)
+    np.copyto(out, sums.reshape(n, c, *a.size), casting="unsafe")
+
+
+def _divisors(a: Any, shape: Any, oh: int, ow: int, dtype: Any) -> np.ndarray:
+    if a.divisor:
+        return np.full((oh, ow), a.divisor, dtype)
+    counts = []
+    for axis, o in ((0, oh), (1, ow)):
+        low, high = (-a.padding[axis], shape[2 + axis] + a.padding[2 + axis]) if a.count_include_pad else (0, shape[2 + axis])
+        starts = np.arange(o) * a.stride[axis] - a.padding[axis]
+        count = np.zeros(o)
+        for k in range(a.kernel[axis]):
+            at = starts + k * a.dilation[axis]
+            count += (at >= low) & (at < high)
+        counts.append(count)
+    return np.maximum(np.outer(*counts), 1).astype(dtype)
+
+
+def _wide(dtype: Any) -> Any:
+    return np.float32 if dtype.itemsize == 2 else dtype
+
+
+@numpy_kernel("avg_pool2d")
+def _avg(a: Any, out: Any, x: Any) -> None:
+    total = np.zeros_like(out, dtype=_wide(out.dtype))
+    if a.kernel == x.shape[2:] and not any(a.padding) and a.dilation == (1, 1):
+        np.sum(x, (2, 3), keepdims=True, dtype=total.dtype, out=total)
+    else:
+        for o, i, _, _ in _taps(a, *x.shape[2:], *out.shape[2:]):
+            total[o] += x[i]
+    np.divide(total, _divisors(a, x.shape, *out.shape[2:], total.dtype), out=out, casting="unsafe")
+
+
+@numpy_kernel("avg_pool2d_grad")
+def _avg_grad(a: Any, out: Any, g: Any) -> None:
+    wide = _wide(out.dtype)
+    share = g / _divisors(a.pool, out.shape, *g.shape[2:], wide)
+    total = out if out.dtype == wide else np.empty_like(out, dtype=wide)
+    total[...] = 0
+    for o, i, _, _ in _taps(a.pool, *out.shape[2:], *g.shape[2:]):
+        total[i] += share[o]
+    if total is not out:
+        np.copyto(out, total, casting="unsafe")
