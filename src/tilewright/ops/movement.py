@@ -63,7 +63,10 @@ CAST = Op(
     lambda attrs, x: x.like(dtype=attrs),
     lambda attrs, x: x if attrs.is_floating and x.dtype.kind == "f" else x.astype(attrs.np),
     lambda node, g: cast(g, node.specs[0].dtype),
-    list,
+    lambda: [
+        Sample((Arg((2, 3), a),), as_dtype(b), grad=False)
+        for a, b in (("float32", "float64"), ("float32", "int32"), ("int64", "float32"), ("float32", "bfloat16"), ("uint8", "float16"))
+    ],
     saves=(),
 )
 
