@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.autograd import Node, mode
 from tilewright.devices.api import CHANNELS_LAST, CONTIGUOUS, Device, Spec, spec
-from tilewright.dtypes import DType, int64
+from tilewright.dtypes import DType, as_dtype, int64
 from tilewright.errors import ArgumentError, AutogradError, DTypeError, ShapeError
 from tilewright.ops._call import as_tensor, call
 from tilewright.ops._grad import unbroadcast
