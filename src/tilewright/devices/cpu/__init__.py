@@ -39,10 +39,11 @@ class CpuBuffer:
 
     def export(self, spec: Spec, writable: bool) -> np.ndarray:
         """As `array`, but the result keeps the buffer alive."""
-        owner = _Exported(self)
-        out = np.asarray(owner)[: spec.nbytes].view(spec.dtype.np) if spec.nbytes else np.empty(0, spec.dtype.np)
-        out = np.lib.stride_tricks.as_strided(out, spec.shape, spec.strides) if spec.nbytes else out.reshape(spec.shape)
-        out.flags.writeable = writable
+        if not spec.nbytes:
+            return np.empty(spec.shape, spec.dtype.np)
+        out = np.ndarray(spec.shape, spec.dtype.np, np.asarray(_Exported(self)), 0, spec.strides)
+        if not writable:
+            out.flags.writeable = False
         return out
 
     def view(self, offset: int, nbytes: int) -> CpuBuffer:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def split(n: int, run: Callable[[int, int], None]) -> None:
         part(0, n)
         return
     bounds = [n * k // threads for k in range(threads + 1)]
-    jobs = [_workers().submit(part, a, b) for a, b in zip(bounds[1:-1], bounds[2:], strict=True)]
+    jobs = [_workers().submit(part, a, b) for a, b in pairwise(bounds[1:])]
     part(bounds[0], bounds[1])
     for job in jobs:
         job.result()
