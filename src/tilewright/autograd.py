@@ -200,9 +200,7 @@ def _run(
                     if (node.seq, index) in wanted and gradient is not None:
                         found[(node.seq, index)] = gradient
             if node.freed:
-                raise AutogradError(
-                    f"{node.op.name}: this graph was already walked and freed; pass retain_graph=True to the first backward"
-                )
+                raise AutogradError(f"{node.op.name}: this graph was already walked and freed; pass retain_graph=True to the first backward")
             back = node.op.vjp(node, *gradients)  # type: ignore[misc]
             if not retain_graph:
                 node.free()
@@ -333,7 +331,5 @@ def gradcheck(
             down[where] -= eps
             expected = (value(i, up) - value(i, down)) / (2 * eps)
             if not abs(got[where] - expected) <= atol + rtol * abs(expected):
-                raise AutogradError(
-                    f"gradcheck: input {i} at {where}: the gradient is {got[where]:.8g} and differences give {expected:.8g}"
-                )
+                raise AutogradError(f"gradcheck: input {i} at {where}: the gradient is {got[where]:.8g} and differences give {expected:.8g}")
     return True

@@ -71,9 +71,7 @@ def run(
         print(f"\nkernels used on {place.name}:")
         for line in used:
             print(f"  {line['problems']:4d} problems of {line['op']:24s} {line['kernel']}")
-    print(
-        f"\nheld-out accuracy {figures.get('val_accuracy', float('nan')):.2%} after {len(history)} epochs in {seconds:.1f} s; weights in {out}"
-    )
+    print(f"\nheld-out accuracy {figures.get('val_accuracy', float('nan')):.2%} after {len(history)} epochs in {seconds:.1f} s; weights in {out}")
 
 
 def kernels_used(place: object) -> list[dict[str, object]]:

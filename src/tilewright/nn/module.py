@@ -190,9 +190,7 @@ class Module:
         if wrong:
             problems.append(f"of another shape {'; '.join(wrong[:5])}{' ...' if len(wrong) > 5 else ''}")
         if problems:
-            raise CheckpointError(
-                f"{type(self).__name__}.load_state_dict: the state does not fit: {'; '.join(problems)}; nothing was changed"
-            )
+            raise CheckpointError(f"{type(self).__name__}.load_state_dict: the state does not fit: {'; '.join(problems)}; nothing was changed")
         for k, v in own.items():
             if k in state:
                 v.copy_(state[k])

@@ -37,7 +37,7 @@ class Arg:
         if self.fill == "bool" or kind.kind == "b":
             values: Any = rng.integers(0, 2, shape)
         elif self.fill == "int" or not kind.is_floating:
-            low, high = (self.low, self.high) if self.high > self.low + 1 else (max(-9, kind.min), 10)
+            low, high = (self.low, self.high) if self.fill == "int" else (max(-9, kind.min), 10)
             values = rng.integers(int(low), int(high), shape)
         elif self.fill == "uniform":
             values = rng.uniform(self.low, self.high, shape)

@@ -86,9 +86,7 @@ def _dtype(name: str, *specs: Spec | None) -> Any:
     present = [s for s in specs if s is not None]
     first = present[0].dtype
     if any(s.dtype is not first for s in present) or not first.is_floating:
-        raise DTypeError(
-            f"{name}: operands are {', '.join(s.dtype.name for s in present)}; all must be one floating dtype, convert with .to(dtype=)"
-        )
+        raise DTypeError(f"{name}: operands are {', '.join(s.dtype.name for s in present)}; all must be one floating dtype, convert with .to(dtype=)")
     return first
 
 
@@ -177,9 +175,7 @@ def _input_grad_infer(a: InputGradAttrs, g: Spec, w: Spec) -> Spec:
     shape = (g.shape[0], w.shape[1] * a.conv.groups, *a.size)
     oh, ow = _check("conv2d_input_grad", a.conv, shape, w.shape)
     if g.shape[1:] != (w.shape[0], oh, ow):
-        raise ShapeError(
-            f"conv2d_input_grad: the gradient {g.shape} must be (N,{w.shape[0]},{oh},{ow}) for an input of {shape} and weight {w.shape}"
-        )
+        raise ShapeError(f"conv2d_input_grad: the gradient {g.shape} must be (N,{w.shape[0]},{oh},{ow}) for an input of {shape} and weight {w.shape}")
     return spec(shape, dtype, CHANNELS_LAST)
 
 
@@ -442,9 +438,7 @@ def _padding(name: str, value: Any, x: tuple[int, ...], w: tuple[int, ...], stri
     if len(sizes) == 2:
         sizes = (sizes[0], sizes[1], sizes[0], sizes[1])
     if len(sizes) != 4 or any(not isinstance(v, (int, np.integer)) or abs(v) > MAX_EXTENT for v in sizes):
-        raise ArgumentError(
-            f"{name}: padding {value} must be an integer, (height, width) or (top, left, bottom, right), each within 2147483647"
-        )
+        raise ArgumentError(f"{name}: padding {value} must be an integer, (height, width) or (top, left, bottom, right), each within 2147483647")
     return int(sizes[0]), int(sizes[1]), int(sizes[2]), int(sizes[3])
 
 

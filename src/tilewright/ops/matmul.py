@@ -192,9 +192,7 @@ def linear(
 
         if not shape or weight.ndim != 2 or shape[-1] != weight.shape[1]:
             raise ShapeError(f"linear: input {shape} must end in the {weight.shape[-1]} features that weight {weight.shape} takes")
-        flat = linear(
-            reshape(x, (x.size // shape[-1] if shape[-1] else 0, shape[-1])), weight, bias, activation=activation, alpha=alpha, beta=beta
-        )
+        flat = linear(reshape(x, (x.size // shape[-1] if shape[-1] else 0, shape[-1])), weight, bias, activation=activation, alpha=alpha, beta=beta)
         return reshape(flat, (*shape[:-1], weight.shape[0]))
     if activation is None:
         return call(LINEAR, (x, weight, bias), _PLAIN)

@@ -421,9 +421,7 @@ def tile(x: Tensor, *reps: Any) -> Tensor:
     rank = max(len(times), x.ndim)
     times = (1,) * (rank - len(times)) + tuple(times)
     shape = (1,) * (rank - x.ndim) + x.shape
-    spread = expand(
-        reshape(x, tuple(v for s in shape for v in (1, s))), tuple(v for t, s in zip(times, shape, strict=True) for v in (t, s))
-    )
+    spread = expand(reshape(x, tuple(v for s in shape for v in (1, s))), tuple(v for t, s in zip(times, shape, strict=True) for v in (t, s)))
     return reshape(spread, tuple(t * s for t, s in zip(times, shape, strict=True)))
 
 
@@ -537,9 +535,7 @@ def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
 def _index_add_infer(axis: int, x: Spec, index: Spec, source: Spec) -> Spec:
     wanted = (*x.shape[:axis], index.size, *x.shape[axis + 1 :])
     if index.ndim != 1 or source.shape != wanted:
-        raise ShapeError(
-            f"index_add: index {index.shape} must be 1-D and source {source.shape} must be {wanted} for {x.shape} along axis {axis}"
-        )
+        raise ShapeError(f"index_add: index {index.shape} must be 1-D and source {source.shape} must be {wanted} for {x.shape} along axis {axis}")
     return x
 
 

@@ -62,6 +62,9 @@ def _binary_samples(fill_a: str, fill_b: str, grad: bool) -> Callable[[], list[S
         for b in (four, (1, 3, 1, 1), (2, 3, 1, 1)):
             out.append(Sample((Arg(four, layout=CHANNELS_LAST, fill=fill_a), Arg(b, layout=CHANNELS_LAST, fill=fill_b)), grad=grad))
         out.append(Sample((Arg(four, layout=CHANNELS_LAST, fill=fill_a), Arg(four, fill=fill_b)), grad=grad, note="two layouts"))
+        large = Arg((2, 32, 24, 25), layout=CHANNELS_LAST, fill=fill_a)
+        for b in (large.shape, (1, 32, 1, 1)):
+            out.append(Sample((large, Arg(b, layout=CHANNELS_LAST, fill=fill_b)), grad=False, note="large"))
         if fill_a != "bool":
             out.append(Sample((Arg((2, 3), "int32", fill="int", low=1, high=9), Arg((3,), "int32", fill="int", low=1, high=9)), grad=False))
         return out
@@ -293,7 +296,8 @@ def _unary(
     def samples() -> list[Sample]:
         shapes = [Arg(s, fill=fill, low=low, high=high) for s in _POINTS]
         shapes.append(Arg((2, 3, 4, 5), layout=CHANNELS_LAST, fill=fill, low=low, high=high))
-        return [Sample((a,), grad=vjp is not None) for a in shapes]
+        large = Sample((Arg((2, 32, 24, 25), layout=CHANNELS_LAST, fill=fill, low=low, high=high),), grad=False, note="large")
+        return [*[Sample((a,), grad=vjp is not None) for a in shapes], large]
 
     def infer(attrs: Any, x: Spec) -> Spec:
         return x if result is None else x.like(dtype=result)
@@ -540,7 +544,7 @@ def _same(attrs: Any, x: Spec, *others: Spec) -> Spec:
 def _activation_samples(attrs: Any) -> Callable[[], list[Sample]]:
     def samples() -> list[Sample]:
         args = [Arg(s, fill="kinked") for s in ((2, 3), (), (0,), (40,))] + [Arg((2, 3, 4, 5), layout=CHANNELS_LAST, fill="kinked")]
-        return [Sample((a,), attrs) for a in args]
+        return [*[Sample((a,), attrs) for a in args], Sample((Arg((40, 1000), fill="kinked"),), attrs, grad=False, note="large")]
 
     return samples
 
@@ -630,7 +634,8 @@ def _grad_samples(name: str) -> Callable[[], list[Sample]]:
     def samples() -> list[Sample]:
         out = [Sample((Arg(s), Arg(s, fill=fill, low=low, high=high))) for s in ((2, 3), (), (0,))]
         last = Arg((2, 3, 4, 5), layout=CHANNELS_LAST, fill=fill, low=low, high=high)
-        return [*out, Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST), last))]
+        large = (Arg((40, 1000)), Arg((40, 1000), fill=fill, low=low, high=high))
+        return [*out, Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST), last)), Sample(large, grad=False, note="large")]
 
     return samples
 
@@ -767,8 +772,6 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
     if weight.size != 1:
         if x.ndim < 2 or weight.shape != (x.shape[1],):
-            raise ShapeError(
-                f"prelu: weight {weight.shape} must have one element or the {x.shape[1] if x.ndim > 1 else 0} channels of {x.shape}"
-            )
+            raise ShapeError(f"prelu: weight {weight.shape} must have one element or the {x.shape[1] if x.ndim > 1 else 0} channels of {x.shape}")
         weight = reshape(weight, (1, -1, *[1] * (x.ndim - 2)))
     return where(greater(x, 0.0), x, mul(x, weight))

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewright.devices.api import CHANNELS_LAST, Spec, spec
-from tilewright.dtypes import int32
+from tilewright.dtypes import int32, uint8
 from tilewright.errors import ArgumentError, ShapeError
 from tilewright.ops._call import call, need_tensor
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.ops.conv2d import pair
 from tilewright.ops.movement import reshape
-from tilewright.tensor import Tensor
+from tilewright.tensor import Tensor, tensor
 
 
 class PoolAttrs(NamedTuple):
@@ -89,22 +89,26 @@ def _windows(a: PoolAttrs, x: np.ndarray, fill: Any) -> Any:
 def _max_reference(a: PoolAttrs, x: np.ndarray) -> Any:
     oh, ow = out_size("max_pool2d", a, x.shape)
     y = np.empty((*x.shape[:2], oh, ow), x.dtype)
-    index = np.empty(y.shape, np.int32)
+    tap = np.empty(y.shape, _tap_dtype(a).np)
     for i, j, taps in _windows(a, x, _lowest(x.dtype)):
-        inside = [(v, yy * x.shape[3] + zz) for yy, zz, v, ok in taps if ok]
+        inside = [(v, k) for k, (_, _, v, ok) in enumerate(taps) if ok]
         if not inside:
-            y[:, :, i, j], index[:, :, i, j] = _lowest(x.dtype), 0
+            y[:, :, i, j], tap[:, :, i, j] = _lowest(x.dtype), 0
             continue
         values = np.stack([v for v, _ in inside])
         best = np.argmax(values, 0)  # the first NaN, else the first largest
         y[:, :, i, j] = np.take_along_axis(values, best[None], 0)[0]
-        index[:, :, i, j] = np.array([p for _, p in inside])[best]
-    return y, index
+        tap[:, :, i, j] = np.array([k for _, k in inside])[best]
+    return y, tap
+
+
+def _tap_dtype(a: PoolAttrs) -> Any:
+    return uint8 if a.kernel[0] * a.kernel[1] <= 256 else int32
 
 
 def _max_infer(a: PoolAttrs, x: Spec) -> Any:
     y = _infer("max_pool2d")(a, x)
-    return y, y.like(dtype=int32)
+    return y, y.like(dtype=_tap_dtype(a))
 
 
 def _max_vjp(node: Any, g: Tensor | None, _: Any) -> Any:
@@ -114,25 +118,36 @@ def _max_vjp(node: Any, g: Tensor | None, _: Any) -> Any:
     return call(MAX_GRAD, (g.to(layout=x.layout), node.outputs[1]), PoolGradAttrs(node.attrs, x.shape[2:]))
 
 
+def _place(a: PoolAttrs, tap: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Position in the H x W plane of each window's chosen tap."""
+    oh, ow = tap.shape[2:]
+    rows = (np.arange(oh) * a.stride[0] - a.padding[0])[:, None] + tap.astype(np.int64) // a.kernel[1] * a.dilation[0]
+    cols = np.arange(ow) * a.stride[1] - a.padding[1] + tap.astype(np.int64) % a.kernel[1] * a.dilation[1]
+    return np.clip(rows, 0, size[0] - 1) * size[1] + np.clip(cols, 0, size[1] - 1)
+
+
 def _grad_infer(a: PoolGradAttrs, g: Spec, index: Spec | None = None) -> Spec:
     return g.like(shape=(*g.shape[:2], *a.size))
 
 
-def _max_grad_reference(a: PoolGradAttrs, g: np.ndarray, index: np.ndarray) -> np.ndarray:
+def _max_grad_reference(a: PoolGradAttrs, g: np.ndarray, tap: np.ndarray) -> np.ndarray:
     dx = np.zeros((*g.shape[:2], a.size[0] * a.size[1]), g.dtype)
+    place = _place(a.pool, tap, a.size)
     for n, c, i, j in np.ndindex(*g.shape):
-        dx[n, c, index[n, c, i, j]] += g[n, c, i, j]
+        dx[n, c, place[n, c, i, j]] += g[n, c, i, j]
     return dx.reshape(*g.shape[:2], *a.size)
 
 
-def _pick_vjp(node: Any, v: Tensor) -> Any:
-    """The gradient of the scatter is a gather at the same places."""
-    from tilewright.ops.movement import gather
+def _pick_infer(a: PoolAttrs, v: Spec, tap: Spec) -> Spec:
+    return v.like(shape=tap.shape)
 
-    index = node.inputs[1].contiguous()
-    n, c = v.shape[:2]
-    flat = gather(reshape(v.contiguous(), (n, c, -1)), 2, reshape(index, (n, c, -1)).to(dtype="int64"))
-    return reshape(flat, node.specs[0].shape).to(layout=node.specs[0].layout), None
+
+def _pick_reference(a: PoolAttrs, v: np.ndarray, tap: np.ndarray) -> np.ndarray:
+    place = _place(a, tap, v.shape[2:])  # type: ignore[arg-type]
+    out = np.empty(tap.shape, v.dtype)
+    for n, c, i, j in np.ndindex(*tap.shape):
+        out[n, c, i, j] = v[n, c].reshape(-1)[place[n, c, i, j]]
+    return out
 
 
 def _avg_divisors(a: PoolAttrs, shape: tuple[int, ...]) -> np.ndarray:
@@ -197,11 +212,25 @@ def _grad_samples(average: bool) -> Any:
             for lay in ("contiguous", CHANNELS_LAST):
                 oh, ow = out_size("sample", a, s)
                 g = Arg((*s[:2], oh, ow), layout=lay)
-                index = Arg(g.shape, "int32", lay, fill="int", low=0, high=max(s[2] * s[3], 2))
-                out.append(Sample((g,) if average else (g, index), PoolGradAttrs(a, s[2:]), grad=True))  # type: ignore[arg-type]
+                out.append(Sample((g,) if average else (g, _taps(a, g)), PoolGradAttrs(a, s[2:])))  # type: ignore[arg-type]
         return out
 
     return samples
+
+
+def _taps(a: PoolAttrs, g: Arg) -> Arg:
+    """Chosen taps that lie inside the input: the middle of the window, whatever the padding."""
+    middle = (a.kernel[0] // 2) * a.kernel[1] + a.kernel[1] // 2
+    return Arg(g.shape, "uint8", g.layout, fill="int", low=middle, high=middle + 1)
+
+
+def _pick_samples() -> list[Sample]:
+    out = []
+    for s, a in _CASES:
+        oh, ow = out_size("sample", a, s)
+        v = Arg(s, layout=CHANNELS_LAST)
+        out.append(Sample((v, _taps(a, Arg((*s[:2], oh, ow), layout=CHANNELS_LAST))), a))
+    return out
 
 
 def _errors() -> list[ErrorSample]:
@@ -222,7 +251,22 @@ def _errors() -> list[ErrorSample]:
 
 
 MAX_POOL = Op("max_pool2d", _max_infer, _max_reference, _max_vjp, _samples(False), _errors, saves=(), saves_outputs=True)
-MAX_GRAD = Op("max_pool2d_grad", _grad_infer, _max_grad_reference, _pick_vjp, _grad_samples(False), saves=(1,))
+MAX_GRAD = Op(
+    "max_pool2d_grad",
+    _grad_infer,
+    _max_grad_reference,
+    lambda node, v: (call(MAX_PICK, (v.to(layout=node.specs[1].layout), node.inputs[1]), node.attrs.pool), None),
+    _grad_samples(False),
+    saves=(1,),
+)
+MAX_PICK = Op(
+    "max_pool2d_pick",
+    _pick_infer,
+    _pick_reference,
+    lambda node, g: (call(MAX_GRAD, (g, node.inputs[1]), PoolGradAttrs(node.attrs, node.specs[0].shape[2:])), None),
+    _pick_samples,
+    saves=(1,),
+)
 AVG_POOL = Op(
     "avg_pool2d",
     _infer("avg_pool2d"),
@@ -268,11 +312,12 @@ def max_pool2d(
     """Largest element of each window of (N, C, H, W); stride None is the window. Padding never wins.
 
     padding: one integer, (height, width) or (top, left, bottom, right), less than the window's span. With
-    return_indices also the positions (int32) in each H x W plane. NaN in a window gives NaN; integers stay integers.
+    return_indices also the positions (int64) in each H x W plane. NaN in a window gives NaN; integers stay integers.
     """
     need_tensor("max_pool2d", x=x)
-    y, index = call(MAX_POOL, (x,), _attrs("max_pool2d", _h(kernel_size), _h(stride), _h(padding), _h(dilation), ceil_mode, True, 0))
-    return (y, index) if return_indices else y
+    attrs = _attrs("max_pool2d", _h(kernel_size), _h(stride), _h(padding), _h(dilation), ceil_mode, True, 0)
+    y, tap = call(MAX_POOL, (x,), attrs)
+    return (y, tensor(_place(attrs, tap.numpy(), x.shape[2:]), device=x.device)) if return_indices else y  # type: ignore[arg-type]
 
 
 def avg_pool2d(
@@ -344,9 +389,7 @@ def _flat(name: str, x: Tensor) -> Tensor:
     return reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
 
 
-def max_pool1d(
-    x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False
-) -> Tensor:
+def max_pool1d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False) -> Tensor:
     """Largest element of each window of (N, C, L)."""
     s = kernel_size if stride is None else stride
     y = max_pool2d(_flat("max_pool1d", x), (1, kernel_size), (1, s), (0, padding), (1, dilation), ceil_mode)

@@ -116,9 +116,7 @@ def _whole(a: ReduceAttrs, f: Any, x: np.ndarray) -> np.ndarray:
     return f(x, axis=a.axes, keepdims=a.keepdims)
 
 
-SUM = Op(
-    "sum", reduced, lambda a, x: _whole(a, np.sum, x), _sum_vjp, _samples("normal", True, True), _errors("sum"), terms=_terms, saves=()
-)
+SUM = Op("sum", reduced, lambda a, x: _whole(a, np.sum, x), _sum_vjp, _samples("normal", True, True), _errors("sum"), terms=_terms, saves=())
 PROD = Op("prod", reduced, lambda a, x: _whole(a, np.prod, x), _prod_vjp, _samples("positive", True, True), _errors("prod"), terms=_terms)
 MAX = Op(
     "max", _not_empty("max"), lambda a, x: _whole(a, np.max, x), _extreme_vjp, _samples("distinct", False, True), _errors("max"), saves_outputs=True
@@ -215,9 +213,7 @@ def _arg_op(name: str, f: Any) -> Op:
         return spec(reduced(ReduceAttrs((a.axis,), a.keepdims), x).shape, int64)
 
     samples = [
-        Sample((Arg(s, fill="distinct"),), ArgAttrs(i, k), grad=False)
-        for s, i in (((2, 3, 4), 1), ((5,), 0), ((3, 4), 1))
-        for k in (False, True)
+        Sample((Arg(s, fill="distinct"),), ArgAttrs(i, k), grad=False) for s, i in (((2, 3, 4), 1), ((5,), 0), ((3, 4), 1)) for k in (False, True)
     ]
     last = Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST, fill="distinct"),), ArgAttrs(1, False), grad=False)
     return Op(name, infer, lambda a, x: f(x, axis=a.axis, keepdims=a.keepdims), None, lambda: [*samples, last], saves=())

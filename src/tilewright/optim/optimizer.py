@@ -153,9 +153,7 @@ class Optimizer:
         return {
             "steps": self.steps,
             "groups": [{k: v for k, v in g.items() if k != "params"} for g in self.groups],
-            "state": [
-                {name: [np.array(t.numpy()) for t in s.state_parts[name]] for name in self.states} for ss in self._stretches for s in ss
-            ],
+            "state": [{name: [np.array(t.numpy()) for t in s.state_parts[name]] for name in self.states} for ss in self._stretches for s in ss],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -68,9 +68,7 @@ class Trainer:
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def fit(
-        self, train: Iterable[Any], epochs: int, validation: Iterable[Any] | None = None, *, resume: Any = None
-    ) -> list[dict[str, Any]]:
+    def fit(self, train: Iterable[Any], epochs: int, validation: Iterable[Any] | None = None, *, resume: Any = None) -> list[dict[str, Any]]:
         """Train up to `epochs` epochs in all; one dict of figures per epoch, also kept in `history`.
 
         resume: a checkpoint's path, or True for this trainer's own where it exists. The run then goes on bit for bit

@@ -18,9 +18,7 @@ def _parts(a: Any, logits: Any, target: Any, weight: Any) -> tuple[Any, Any, Any
         if low < 0 or high >= c:
             bad = target[(target != a.ignore_index) & ((target < 0) | (target >= c))]
             if bad.size:
-                raise ArgumentError(
-                    f"cross_entropy: target {bad[0]} is outside the classes 0 to {c - 1} and is not ignore_index {a.ignore_index}"
-                )
+                raise ArgumentError(f"cross_entropy: target {bad[0]} is outside the classes 0 to {c - 1} and is not ignore_index {a.ignore_index}")
     z = logits.astype(np.float32) if logits.dtype.itemsize == 2 else logits
     z = z - np.maximum.reduce(z, 1, keepdims=True) if c else z
     logp = z - np.log(np.add.reduce(np.exp(z), 1, keepdims=True))

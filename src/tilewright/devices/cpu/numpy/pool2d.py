@@ -21,47 +21,50 @@ def _spans(size: int, out: int, tap: int, stride: int, before: int, dilation: in
     return slice(low, high), slice(start, start + (high - low - 1) * stride + 1, stride)
 
 
-def _taps(a: Any, h: int, w: int, oh: int, ow: int) -> Iterator[tuple[Any, Any, int, int]]:
-    """For each tap: (output slices, input slices, offset of its input row and column from the window's start)."""
+def _taps(a: Any, h: int, w: int, oh: int, ow: int) -> Iterator[tuple[int, Any, Any]]:
+    """For each tap that meets the input: its number, the output slices and the input slices."""
     t, le, _, _ = a.padding
     for i in range(a.kernel[0]):
         rows = _spans(h, oh, i, a.stride[0], t, a.dilation[0])
         for j in range(a.kernel[1]):
             cols = _spans(w, ow, j, a.stride[1], le, a.dilation[1])
             if rows and cols:
-                yield (
-                    (slice(None), slice(None), rows[0], cols[0]),
-                    (slice(None), slice(None), rows[1], cols[1]),
-                    rows[1].start,
-                    cols[1].start,
-                )
+                yield i * a.kernel[1] + j, (slice(None), slice(None), rows[0], cols[0]), (slice(None), slice(None), rows[1], cols[1])
 
 
-@numpy_kernel("max_pool2d")
-def _max(a: Any, outs: Any, x: Any) -> None:
-    y, index = outs
-    h, w = x.shape[2:]
+def max_pool(a: Any, y: np.ndarray, tap: np.ndarray, x: np.ndarray) -> None:
     y[...] = np.iinfo(y.dtype).min if y.dtype.kind in "iu" else -np.inf
-    index[...] = 0
+    tap[...] = 0
     first = np.zeros(y.shape[2:], bool)
-    for o, i, row, col in _taps(a, h, w, *y.shape[2:]):
+    for k, o, i in _taps(a, *x.shape[2:], *y.shape[2:]):
         value, best = x[i], y[o]
         # The first tap always wins, so that a window of -inf points inside; NaN wins over all but an earlier NaN.
         better = (value > best) | ((value != value) & (best == best)) | ~first[o[2:]]
         first[o[2:]] = True
-        rows = (row + np.arange(best.shape[2]) * a.stride[0]) * w
-        place = rows[:, None] + (col + np.arange(best.shape[3]) * a.stride[1])
         np.copyto(best, value, where=better)
-        np.copyto(index[o], np.broadcast_to(place.astype(np.int32), best.shape), where=better)
+        np.copyto(tap[o], k, where=better, casting="unsafe")
+
+
+@numpy_kernel("max_pool2d")
+def _max(a: Any, outs: Any, x: Any) -> None:
+    max_pool(a, *outs, x)
 
 
 @numpy_kernel("max_pool2d_grad")
-def _max_grad(a: Any, out: Any, g: Any, index: Any) -> None:
-    n, c = g.shape[:2]
-    plane = a.size[0] * a.size[1]
-    base = np.arange(n * c, dtype=np.int64).reshape(n, c, 1, 1) * plane
-    sums = np.bincount((index + base).reshape(-1), weights=np.ascontiguousarray(g).reshape(-1).astype(np.float64), minlength=n * c * plane)
-    np.copyto(out, sums.reshape(n, c, *a.size), casting="unsafe")
+def _max_grad(a: Any, out: Any, g: Any, tap: Any) -> None:
+    total = out if out.dtype.itemsize > 2 else np.empty_like(out, dtype=np.float32)
+    total[...] = 0
+    for k, o, i in _taps(a.pool, *out.shape[2:], *g.shape[2:]):
+        total[i] += np.where(tap[o] == k, g[o], 0)
+    if total is not out:
+        np.copyto(out, total, casting="unsafe")
+
+
+@numpy_kernel("max_pool2d_pick")
+def _pick(a: Any, out: Any, v: Any, tap: Any) -> None:
+    out[...] = 0
+    for k, o, i in _taps(a, *v.shape[2:], *out.shape[2:]):
+        np.copyto(out[o], v[i], where=tap[o] == k)
 
 
 def _divisors(a: Any, shape: Any, oh: int, ow: int, dtype: Any) -> np.ndarray:
@@ -89,7 +92,7 @@ def _avg(a: Any, out: Any, x: Any) -> None:
     if a.kernel == x.shape[2:] and not any(a.padding) and a.dilation == (1, 1):
         np.sum(x, (2, 3), keepdims=True, dtype=total.dtype, out=total)
     else:
-        for o, i, _, _ in _taps(a, *x.shape[2:], *out.shape[2:]):
+        for _, o, i in _taps(a, *x.shape[2:], *out.shape[2:]):
             total[o] += x[i]
     np.divide(total, _divisors(a, x.shape, *out.shape[2:], total.dtype), out=out, casting="unsafe")
 
@@ -100,7 +103,7 @@ def _avg_grad(a: Any, out: Any, g: Any) -> None:
     share = g / _divisors(a.pool, out.shape, *g.shape[2:], wide)
     total = out if out.dtype == wide else np.empty_like(out, dtype=wide)
     total[...] = 0
-    for o, i, _, _ in _taps(a.pool, *out.shape[2:], *g.shape[2:]):
+    for _, o, i in _taps(a.pool, *out.shape[2:], *g.shape[2:]):
         total[i] += share[o]
     if total is not out:
         np.copyto(out, total, casting="unsafe")

@@ -257,8 +257,7 @@ class Lib:
             raise OneDNNUnavailable(f"{path} was built without a CPU engine: use a build that has one.")
         if found.cpu_runtime not in RUNTIMES:  # SYCL runs asynchronously on its own queues
             raise OneDNNUnavailable(
-                f"{path} runs its CPU code through runtime {found.cpu_runtime:#x}, not through one of "
-                f"{', '.join(RUNTIMES.values())}. {_INSTALL}"
+                f"{path} runs its CPU code through runtime {found.cpu_runtime:#x}, not through one of {', '.join(RUNTIMES.values())}. {_INSTALL}"
             )
         self.runtime = RUNTIMES[found.cpu_runtime]
         self.c: Any = _functions(cdll, self)
@@ -810,9 +809,7 @@ def _create(name: str, /, **args: Any) -> PrimitiveDesc:
     return PrimitiveDesc(out.value, name, threads)
 
 
-def _window(
-    stride: Sequence[int], dilation: Sequence[int], padding_l: Sequence[int], padding_r: Sequence[int]
-) -> dict[str, tuple[int, ...]]:
+def _window(stride: Sequence[int], dilation: Sequence[int], padding_l: Sequence[int], padding_r: Sequence[int]) -> dict[str, tuple[int, ...]]:
     return {
         "stride": tuple(stride),
         "dilation": tuple(step - 1 for step in dilation),
@@ -1046,9 +1043,7 @@ def matmul(
     return _create("matmul", src=src, weights=weights, bias=bias, dst=dst, attr=attr)
 
 
-def batch_normalization_forward(
-    prop: int, src: MemoryDesc, dst: MemoryDesc, epsilon: float, flags: int, attr: Attr | None = None
-) -> PrimitiveDesc:
+def batch_normalization_forward(prop: int, src: MemoryDesc, dst: MemoryDesc, epsilon: float, flags: int, attr: Attr | None = None) -> PrimitiveDesc:
     """Batch normalization over axis 1. Training writes mean and (biased) variance, f32 vectors.
 
     ``FUSE_NORM_RELU`` in training needs a workspace; with ``FUSE_NORM_ADD_RELU`` the addend is ``ARG_SRC_1``.
