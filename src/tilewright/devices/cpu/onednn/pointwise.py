@@ -78,8 +78,7 @@ class EltwiseGrad(Kernel):
 
     def _pd(self, problem: Problem) -> PrimitiveDesc:
         md = _flat(problem.outputs[0])
-        forward = ELTWISE[self.alg.removesuffix("_use_dst")]
-        hint = capi.eltwise_forward(FORWARD_TRAINING, ELTWISE[self.alg] if self.alg in ELTWISE else forward, md, md, self.alpha, self.beta)
+        hint = capi.eltwise_forward(FORWARD_TRAINING, ELTWISE[self.alg], md, md, self.alpha, self.beta)
         return capi.eltwise_backward(ELTWISE[self.alg], md, md, md, hint, self.alpha, self.beta)
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
