@@ -34,8 +34,8 @@ test-onednn: $(DEV)
 test-no-onednn: $(DEV)  ## the op and kernel contracts on NumPy alone
 	TILEWRIGHT_ONEDNN=off $(BIN)/python -m pytest -q tests/contract
 
-bench: $(DEV)  ## host overhead per call, training and inference times
-	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python -m "benchmarks.$$(basename "$$b" .py)"; done
+bench: $(DEV)  ## host overhead, memory, training and inference times, into benchmarks/results
+	$(BIN)/python benchmarks/run_all.py
 
 lint: $(DEV)  ## ruff, pyright, import layers, no machine's own paths
 	$(BIN)/ruff check
