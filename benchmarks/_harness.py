@@ -34,7 +34,7 @@ OURS = "benchmarks.peers.tilewright_models"
 PAUSE_S = 0.02  # longer than libgomp's default spinning
 TURN_S = 0.3  # a turn lasts about this long, or one call
 FOREIGN = 0.08  # share of all processors' time
-REPEATS = 4
+REPEATS = 2
 
 
 @dataclass(frozen=True)
