@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 
 import tilewright as tw
 from benchmarks._state import batch, seeded_state
@@ -55,4 +54,4 @@ def inference(model: str, batch_size: int, threads: int, device: str = "cpu"):
 
 
 def versions() -> dict[str, str]:
-    return {"tilewright": importlib.metadata.version("tilewright")}
+    return {"tilewright": tw.__version__}
