@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tilewright import dtypes, errors, ops
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tilewright import dtypes, errors, io, models, nn, ops, optim
 from tilewright.autograd import enable_grad, grad, gradcheck, is_grad_enabled, no_grad
 from tilewright.config import config
 from tilewright.devices import get as device
@@ -24,7 +27,17 @@ from tilewright.tensor import (
     zeros_like,
 )
 
+if TYPE_CHECKING:
+    from tilewright import data, train
+
 __version__ = "0.1.0"
 
 # Every op is a name of the package.
 globals().update({name: value for name, value in vars(ops).items() if not name.startswith("_") and callable(value)})
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first named: what needs Pillow and rich."""
+    if name in ("data", "train"):
+        return importlib.import_module(f"tilewright.{name}")
+    raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
