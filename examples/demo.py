@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--device", default=None, help="cpu or opencl:N")
     parser.add_argument("--data", default="mnist_5k", help="mnist_5k or digits")
     parser.add_argument("--folder", default="runs/demo", help="where the weights and pictures go")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--want", type=float, default=0.97, help="held-out accuracy below which the demo fails")
     options = parser.parse_args()
     folder = Path(options.folder)
