@@ -13,7 +13,8 @@ from PIL import Image, ImageOps
 
 from tilewright.errors import ArgumentError, DataError
 
-EXTENSIONS = frozenset([".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"])
+_KNOWN = "bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tga tif tiff webp"
+EXTENSIONS = frozenset("." + name for name in _KNOWN.split())
 MODES = {"rgb": "RGB", "gray": "L"}
 
 

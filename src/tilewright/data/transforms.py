@@ -184,7 +184,7 @@ class RandomCrop:
         _rule(self.padding >= 0, self, "padding must be at least 0")
 
     def __call__(self, x, y, random):
-        n, _, h, w = _images(self, x)
+        _, _, h, w = _images(self, x)
         (oh, ow), p = _pair(self.size), self.padding
         if oh > h + 2 * p or ow > w + 2 * p:
             raise ShapeError(f"{self}: images are {h}x{w}, {h + 2 * p}x{w + 2 * p} when padded; resize them first")
@@ -277,7 +277,7 @@ class RandomAffine:
         _rule(abs(self.shear) < 90, self, "shear must lie below 90 degrees")
 
     def __call__(self, x, y, random):
-        n, c, h, w = _images(self, x)
+        n, _, h, w = _images(self, x)
         u = random.uniform(5)
         angle, shear = np.deg2rad(self.degrees * (2 * u[:, 0] - 1)), np.deg2rad(self.shear * (2 * u[:, 1] - 1))
         scale = self.scale[0] + u[:, 2] * (self.scale[1] - self.scale[0])
