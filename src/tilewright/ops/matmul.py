@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tilewright.autograd import mode
 from tilewright.devices.api import CONTIGUOUS, Spec, spec
-from tilewright.errors import DTypeError, ShapeError
+from tilewright.dtypes import promote
+from tilewright.errors import ArgumentError, DTypeError, ShapeError
 from tilewright.ops import _activation
 from tilewright.ops._call import call, need_tensor, operands
 from tilewright.ops._grad import unbroadcast
@@ -28,6 +30,10 @@ def _turn(x: np.ndarray, t: bool) -> np.ndarray:
 
 
 def _infer(a: MatmulAttrs, x: Spec, y: Spec) -> Spec:
+    if x.dtype is not y.dtype or x.dtype.kind == "b":
+        raise DTypeError(
+            f"matmul: operands are {x.dtype.name} and {y.dtype.name}; both must be one numeric dtype, convert with .to(dtype=)"
+        )
     m, k = x.shape[-2:] if not a.ta else (x.shape[-1], x.shape[-2])
     k2, n = y.shape[-2:] if not a.tb else (y.shape[-1], y.shape[-2])
     try:
@@ -54,16 +60,34 @@ def _vjp(node: Any, g: Tensor) -> Any:
     return dx, dy
 
 
+_PAIRS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((2, 3), (3, 4)),
+    ((1, 1), (1, 1)),
+    ((1, 40), (40, 17)),
+    ((40, 3), (3, 1)),
+    ((0, 3), (3, 2)),
+    ((3, 2), (2, 0)),
+    ((2, 0), (0, 2)),
+    ((5, 2, 3), (3, 4)),
+    ((1, 2, 3), (4, 3, 2)),
+    ((2, 1, 2, 3), (3, 3, 2)),
+    ((2, 0, 3), (2, 3, 4)),
+)
+
+
 def _samples() -> list[Sample]:
-    out = [
-        Sample((Arg(x), Arg(y)), MatmulAttrs())
-        for x, y in (((2, 3), (3, 4)), ((1, 1), (1, 1)), ((0, 3), (3, 2)), ((2, 0), (0, 2)), ((5, 2, 3), (3, 4)), ((1, 2, 3), (4, 3, 2)),
-                     ((2, 1, 2, 3), (3, 3, 2)))
-    ]  # fmt: skip
-    out += [Sample((Arg(x), Arg(y)), MatmulAttrs(ta, tb)) for x, y, ta, tb in (((3, 2), (3, 4), True, False), ((2, 3), (4, 3), False, True),
-                                                                             ((2, 3, 2), (2, 4, 3), True, True))]  # fmt: skip
-    out.append(Sample((Arg((65, 130)), Arg((130, 33))), MatmulAttrs(), grad=False))
-    out.append(Sample((Arg((3, 4), "int32"), Arg((4, 2), "int32")), MatmulAttrs(), grad=False))
+    def turned(shape: tuple[int, ...], t: bool) -> Arg:
+        return Arg((*shape[:-2], shape[-1], shape[-2]) if t else shape)
+
+    out = [Sample((turned(x, ta), turned(y, tb)), MatmulAttrs(ta, tb)) for x, y in _PAIRS for ta in (False, True) for tb in (False, True)]
+    for m, k, n in ((65, 130, 33), (1, 300, 70)):
+        out += [
+            Sample((turned((m, k), ta), turned((k, n), tb)), MatmulAttrs(ta, tb), grad=False)
+            for ta in (False, True)
+            for tb in (False, True)
+        ]
+    for dtype in ("float64", "float16", "bfloat16", "int32", "uint8"):
+        out.append(Sample((Arg((9, 20), dtype), Arg((20, 5), dtype)), MatmulAttrs(), grad=False, note=dtype))
     return out
 
 
@@ -74,9 +98,19 @@ def _error() -> list[ErrorSample]:
     return [
         ErrorSample(lambda: matmul(zeros(2, 3), zeros(4, 5)), ShapeError, text),
         ErrorSample(
-            lambda: linear(zeros(2, 3), zeros(4, 5)),
+            lambda: matmul(zeros(2, 2, 3), zeros(3, 3, 5)),
             ShapeError,
-            "linear: input (2, 3) must end in the 5 features that weight (4, 5) takes",
+            "matmul: shapes (2, 2, 3) and (3, 3, 5) do not fit; the inner sizes 3 and 3 must be equal and the leading axes broadcast",
+        ),
+        ErrorSample(
+            lambda: matmul(zeros(()), zeros(3)),
+            ShapeError,
+            "matmul: shapes () and (3,): both operands need at least one axis; use * for a number",
+        ),
+        ErrorSample(
+            lambda: matmul(zeros(2, 3, dtype="bool"), zeros(3, 2, dtype="bool")),
+            DTypeError,
+            "matmul: operands are bool and bool; both must be one numeric dtype, convert with .to(dtype=)",
         ),
     ]
 
@@ -96,21 +130,33 @@ MATMUL = Op(
 def matmul(a: Any, b: Any) -> Tensor:
     """Matrix product of (..., M, K) and (..., K, N), leading axes broadcast; a 1-D operand is a row or a column.
 
-    Raises ShapeError when the inner sizes differ.
+    Returns (..., M, N), contiguous, without the axis of a 1-D operand. Half types accumulate in float32; integers keep
+    their dtype and wrap. Raises ShapeError when the inner sizes differ or the leading axes do not broadcast.
     """
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.spec.dtype is b.spec.dtype):
+        a, b = operands("matmul", a, b)
+    x, y = a.spec.shape, b.spec.shape
+    if len(x) == len(y) == 2:
+        return call(MATMUL, (a, b), _STRAIGHT)
     from tilewright.ops.movement import reshape
 
-    a, b = operands("matmul", a, b)
-    if a.ndim == 0 or b.ndim == 0:
-        raise ShapeError(f"matmul: shapes {a.shape} and {b.shape}: both operands need at least one axis; use * for a number")
-    row, column = a.ndim == 1, b.ndim == 1
-    x = reshape(a, (1, -1)) if row else a.to(layout=CONTIGUOUS)
-    y = reshape(b, (-1, 1)) if column else b.to(layout=CONTIGUOUS)
-    out = call(MATMUL, (x, y), MatmulAttrs())
+    if not x or not y:
+        raise ShapeError(f"matmul: shapes {x} and {y}: both operands need at least one axis; use * for a number")
+    row, column = len(x) == 1, len(y) == 1
+    left = reshape(a, (1, *x)) if row else a.to(layout=CONTIGUOUS)
+    right = reshape(b, (*y, 1)) if column else b.to(layout=CONTIGUOUS)
+    if left.ndim > 2 and right.ndim == 2 and x[-1] == right.shape[0]:
+        # One tall product: it runs faster than many small ones, and its weight gradient needs no sum over the batch.
+        out = call(MATMUL, (reshape(left, (prod(x[:-1]), x[-1])), right), _STRAIGHT)
+        return reshape(out, (*x[:-1], *(() if column else out.shape[1:])))
+    out = call(MATMUL, (left, right), _STRAIGHT)
     if row or column:
-        shape = out.shape[:-2] + (() if row else out.shape[-2:-1]) + (() if column else out.shape[-1:])
-        out = reshape(out, shape)
+        shape = out.shape
+        out = reshape(out, (*shape[:-2], *(() if row else shape[-2:-1]), *(() if column else shape[-1:])))
     return out
+
+
+_STRAIGHT = MatmulAttrs()
 
 
 # -- fully connected ---------------------------------------------------------------------------------------------------
@@ -123,12 +169,15 @@ class LinearAttrs(NamedTuple):
 
 
 def _linear_infer(a: LinearAttrs, x: Spec, w: Spec, b: Spec | None) -> Spec:
-    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
+    if w.ndim != 2:
+        raise ShapeError(f"linear: weight {w.shape} must have 2 axes (out, in)")
+    if x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ShapeError(f"linear: input {x.shape} must end in the {w.shape[-1]} features that weight {w.shape} takes")
     if b is not None and b.shape != (w.shape[0],):
-        raise ShapeError(f"linear: bias {b.shape} must be ({w.shape[0]},), one value per output feature")
+        raise ShapeError(f"linear: bias {b.shape} must be ({w.shape[0]},), one value per output feature of weight {w.shape}")
     if any(s is not None and s.dtype is not x.dtype for s in (w, b)) or not x.dtype.is_floating:
-        raise DTypeError(f"linear: input is {x.dtype.name} and weight {w.dtype.name}; all operands must be one floating dtype")
+        names = ", ".join(s.dtype.name for s in (x, w, b) if s is not None)
+        raise DTypeError(f"linear: operands are {names}; all must be one floating dtype, convert with .to(dtype=)")
     return spec((x.shape[0], w.shape[0]), x.dtype)
 
 
@@ -156,13 +205,48 @@ def _linear_vjp(node: Any, g: Tensor) -> Any:
 
 def _linear_samples() -> list[Sample]:
     out = []
-    for x, w in (((2, 3), (4, 3)), ((1, 40), (17, 40)), ((0, 3), (2, 3)), ((3, 0), (2, 0)), ((1, 1), (1, 1))):
-        out.append(Sample((Arg(x), Arg(w), None), LinearAttrs()))
-        out.append(Sample((Arg(x), Arg(w), Arg(w[:1])), LinearAttrs()))
-    for name, (alpha, beta) in _activation.DEFAULTS.items():
-        smooth = name in ("tanh", "sigmoid")
-        out.append(Sample((Arg((3, 8)), Arg((5, 8)), Arg((5,))), LinearAttrs(name, alpha, beta), grad=smooth))
+    for x, w in (((2, 3), (4, 3)), ((1, 40), (17, 40)), ((16, 70), (33, 70)), ((0, 3), (2, 3)), ((3, 0), (2, 0)), ((2, 3), (0, 3)), ((1, 1), (1, 1))):  # fmt: skip
+        out.append(Sample((Arg(x), Arg(w), None), LinearAttrs(), grad=w[0] < 20))
+        out.append(Sample((Arg(x), Arg(w), Arg(w[:1])), LinearAttrs(), grad=w[0] < 20))
+    for rows in (1, 3):
+        for name, (alpha, beta) in _activation.DEFAULTS.items():
+            smooth = name in ("tanh", "sigmoid")
+            out.append(Sample((Arg((rows, 8)), Arg((5, 8)), Arg((5,))), LinearAttrs(name, alpha, beta), grad=smooth, note=f"fused {name}"))
+    for dtype in ("float64", "float16", "bfloat16"):
+        out.append(Sample((Arg((3, 20), dtype), Arg((7, 20), dtype), Arg((7,), dtype)), LinearAttrs("relu"), grad=False, note=dtype))
     return out
+
+
+def _linear_errors() -> list[ErrorSample]:
+    from tilewright.tensor import zeros
+
+    return [
+        ErrorSample(
+            lambda: linear(zeros(2, 3), zeros(4, 5)),
+            ShapeError,
+            "linear: input (2, 3) must end in the 5 features that weight (4, 5) takes",
+        ),
+        ErrorSample(
+            lambda: linear(zeros(2, 6, 3), zeros(4, 5)),
+            ShapeError,
+            "linear: input (2, 6, 3) must end in the 5 features that weight (4, 5) takes",
+        ),
+        ErrorSample(
+            lambda: linear(zeros(2, 5), zeros(4, 5), zeros(5)),
+            ShapeError,
+            "linear: bias (5,) must be (4,), one value per output feature of weight (4, 5)",
+        ),
+        ErrorSample(
+            lambda: linear(zeros(2, 5, dtype="int32"), zeros(4, 5, dtype="int32")),
+            DTypeError,
+            "linear: operands are int32, int32; all must be one floating dtype, convert with .to(dtype=)",
+        ),
+        ErrorSample(
+            lambda: linear(zeros(2, 5), zeros(4, 5), activation="swoosh"),
+            ArgumentError,
+            f"linear: activation 'swoosh' is not known; use None or one of {', '.join(_activation.DEFAULTS)}",
+        ),
+    ]
 
 
 LINEAR = Op(
@@ -171,6 +255,7 @@ LINEAR = Op(
     _linear_reference,
     _linear_vjp,
     _linear_samples,
+    _linear_errors,
     flops=lambda a, x, w, b: 2.0 * x.shape[0] * w.size,
     terms=lambda a, x, w, b: max(x.shape[1], 1),
     saves=(0, 1),
@@ -183,16 +268,20 @@ def linear(
 ) -> Tensor:  # fmt: skip
     """x (..., in) times weight (out, in) transposed, plus bias (out,), then the activation: (..., out).
 
-    Raises ShapeError or DTypeError when they do not fit.
+    activation: a name in `tilewright.ops._activation`; alpha and beta are its parameters. Operands are promoted to one
+    floating dtype; half types accumulate in float32. Raises ShapeError, DTypeError or ArgumentError.
     """
     need_tensor("linear", x=x, weight=weight)
+    if x.spec.dtype is not weight.spec.dtype:
+        wide = promote(x.spec.dtype, weight.spec.dtype)
+        x, weight = x.to(dtype=wide), weight.to(dtype=wide)
     shape = x.spec.shape
     if len(shape) != 2:
         from tilewright.ops.movement import reshape
 
         if not shape or weight.ndim != 2 or shape[-1] != weight.shape[1]:
             raise ShapeError(f"linear: input {shape} must end in the {weight.shape[-1]} features that weight {weight.shape} takes")
-        flat = linear(reshape(x, (x.size // shape[-1] if shape[-1] else 0, shape[-1])), weight, bias, activation=activation, alpha=alpha, beta=beta)
+        flat = linear(reshape(x, (prod(shape[:-1]), shape[-1])), weight, bias, activation=activation, alpha=alpha, beta=beta)
         return reshape(flat, (*shape[:-1], weight.shape[0]))
     if activation is None:
         return call(LINEAR, (x, weight, bias), _PLAIN)
