@@ -11,9 +11,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from tilewright.devices.api import Config, Kernel, Launch, Problem, Spec, kernel
 from tilewright.devices.cpu.onednn import capi, runtime
-from tilewright.devices.cpu.onednn._common import Packer, add_epilogue, attempt, describe, refuse
+from tilewright.devices.cpu.numpy._epilogue import activate
+from tilewright.devices.cpu.onednn._common import Packer, add_epilogue, attempt, describe, refuse, relu_slope
 from tilewright.devices.cpu.onednn.capi import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, FORWARD_INFERENCE, Attr, MemoryDesc, PrimitiveDesc
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -67,7 +70,7 @@ class Matmul(Kernel):
 @lru_cache(maxsize=1024)
 def _linear(a: Any, x: Spec, w: Spec, b: Spec | None, y: Spec, packed: bool, threads: int) -> PrimitiveDesc:
     with runtime.denormals_kept():
-        attr = add_epilogue(Attr(), a.activation, a.alpha, a.beta)
+        attr = Attr() if _loses_nan(a.activation) else add_epilogue(Attr(), a.activation, a.alpha, a.beta)
         if x.shape[0] == 1:
             return capi.inner_product_forward(
                 FORWARD_INFERENCE, describe(x), describe(w), None if b is None else describe(b), describe(y), attr
@@ -77,6 +80,11 @@ def _linear(a: Any, x: Spec, w: Spec, b: Spec | None, y: Spec, packed: bool, thr
             weights = MemoryDesc(weights.dims, weights.dtype, "any")
         bias = None if b is None else _matrix(b, False, 2)
         return capi.matmul(describe(x), weights, bias, describe(y), attr)
+
+
+def _loses_nan(activation: str | None) -> bool:
+    """Is this an activation whose post-op turns NaN into a number?"""
+    return activation in ("relu6", "hard_sigmoid") or (activation == "relu" and relu_slope() == 0)
 
 
 class _PatientPacker(Packer):
@@ -116,7 +124,10 @@ class Linear(Kernel):
         return _linear(problem.attrs, x, w, b, problem.outputs[0], packed, runtime.get_num_threads())
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
-        return refuse(problem, _DTYPES) or attempt(lambda: self._pd(problem, False)) or attempt(lambda: self._pd(problem, True))
+        reasons = refuse(problem, _DTYPES) or attempt(lambda: self._pd(problem, False)) or attempt(lambda: self._pd(problem, True))
+        if not reasons and problem.outputs[0].dtype.name != "float32" and _loses_nan(problem.attrs.activation):
+            reasons = [f"oneDNN's {problem.attrs.activation} turns NaN into a number"]
+        return reasons
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         plain, dense = self._bind(problem, False), self._bind(problem, True)
@@ -133,7 +144,16 @@ class Linear(Kernel):
             else:
                 dense(inputs[0].ptr, packed.ptr, outputs[0].ptr, *rest)
 
-        return launch
+        a, out = problem.attrs, problem.outputs[0]
+        if not _loses_nan(a.activation):
+            return launch
+
+        def finish(inputs: Any, outputs: Any) -> None:
+            launch(inputs, outputs)
+            y = np.ndarray(out.shape, out.dtype.np, outputs[0].raw)
+            activate(y, y, a.activation, a.alpha, a.beta)
+
+        return finish
 
     def _bind(self, problem: Problem, packed: bool) -> Any:
         pd = self._pd(problem, packed)
