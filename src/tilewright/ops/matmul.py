@@ -31,9 +31,7 @@ def _turn(x: np.ndarray, t: bool) -> np.ndarray:
 
 def _infer(a: MatmulAttrs, x: Spec, y: Spec) -> Spec:
     if x.dtype is not y.dtype or x.dtype.kind == "b":
-        raise DTypeError(
-            f"matmul: operands are {x.dtype.name} and {y.dtype.name}; both must be one numeric dtype, convert with .to(dtype=)"
-        )
+        raise DTypeError(f"matmul: operands are {x.dtype.name} and {y.dtype.name}; both must be one numeric dtype, convert with .to(dtype=)")
     m, k = x.shape[-2:] if not a.ta else (x.shape[-1], x.shape[-2])
     k2, n = y.shape[-2:] if not a.tb else (y.shape[-1], y.shape[-2])
     try:
@@ -81,11 +79,7 @@ def _samples() -> list[Sample]:
 
     out = [Sample((turned(x, ta), turned(y, tb)), MatmulAttrs(ta, tb)) for x, y in _PAIRS for ta in (False, True) for tb in (False, True)]
     for m, k, n in ((65, 130, 33), (1, 300, 70)):
-        out += [
-            Sample((turned((m, k), ta), turned((k, n), tb)), MatmulAttrs(ta, tb), grad=False)
-            for ta in (False, True)
-            for tb in (False, True)
-        ]
+        out += [Sample((turned((m, k), ta), turned((k, n), tb)), MatmulAttrs(ta, tb), grad=False) for ta in (False, True) for tb in (False, True)]
     for dtype in ("float64", "float16", "bfloat16", "int32", "uint8"):
         out.append(Sample((Arg((9, 20), dtype), Arg((20, 5), dtype)), MatmulAttrs(), grad=False, note=dtype))
     return out

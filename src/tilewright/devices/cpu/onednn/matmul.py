@@ -72,9 +72,7 @@ def _linear(a: Any, x: Spec, w: Spec, b: Spec | None, y: Spec, packed: bool, thr
     with runtime.denormals_kept():
         attr = Attr() if _loses_nan(a.activation) else add_epilogue(Attr(), a.activation, a.alpha, a.beta)
         if x.shape[0] == 1:
-            return capi.inner_product_forward(
-                FORWARD_INFERENCE, describe(x), describe(w), None if b is None else describe(b), describe(y), attr
-            )
+            return capi.inner_product_forward(FORWARD_INFERENCE, describe(x), describe(w), None if b is None else describe(b), describe(y), attr)
         weights = _matrix(w, True, 2)
         if packed:
             weights = MemoryDesc(weights.dims, weights.dtype, "any")
