@@ -73,9 +73,7 @@ def profile(call: Callable[[], Any], title: str, per_call: float) -> list[dict[s
         for (file, line, name), (_, count, own, *_) in stats.stats.items()
     ]
     total = sum(own for own, _, _ in entries)
-    rows = [
-        {"where": where, "calls": count, "us": own / total * per_call * 1e6} for own, count, where in sorted(entries, reverse=True)[:14]
-    ]
+    rows = [{"where": where, "calls": count, "us": own / total * per_call * 1e6} for own, count, where in sorted(entries, reverse=True)[:14]]
     table = [(r["where"], f"{r['calls']:.1f}", f"{r['us']:.2f}") for r in rows]
     print_table(f"\n{title}: own time per call (cProfile, scaled to the unprofiled time)", ("where", "calls", "us"), table)
     return rows
@@ -88,12 +86,7 @@ def main() -> int:
     parser.add_argument("--cases", default="", help="only names containing one of these (a,b,...)")
     options = parser.parse_args()
     words = [word for word in options.cases.split(",") if word]
-    calls = {
-        (name, grad): call
-        for grad in (True, False)
-        for name, call in cases(grad).items()
-        if not words or any(word in name for word in words)
-    }
+    calls = {(name, grad): call for grad in (True, False) for name, call in cases(grad).items() if not words or any(word in name for word in words)}
     if not calls:
         parser.error(f"no case matches {options.cases!r}; there are {', '.join(cases(False))}")
     times: dict[tuple[str, bool], list[float]] = {key: [] for key in calls}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.devices.api import Config, Kernel, Launch, Problem, Spec, kernel
-from tilewright.devices.cpu.onednn import capi, runtime
 from tilewright.devices.cpu.numpy._epilogue import activate
+from tilewright.devices.cpu.onednn import capi, runtime
 from tilewright.devices.cpu.onednn._common import Packer, add_epilogue, attempt, describe, refuse, relu_slope
 from tilewright.devices.cpu.onednn.capi import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, FORWARD_INFERENCE, Attr, MemoryDesc, PrimitiveDesc
 
