@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import tilewright as tw
 from benchmarks._state import batch, seeded_state
 

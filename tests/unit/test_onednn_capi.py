@@ -113,10 +113,7 @@ def conv_call(x_shape, w_shape, y_shape, stride, padding, dilation, groups):
     o, ig, kh, kw = w_shape
     weights = (groups, o // groups, ig, kh, kw) if groups > 1 else w_shape
     effective = [dilation * (k - 1) + 1 for k in (kh, kw)]
-    right = [
-        (out - 1) * stride + k - size - padding
-        for out, k, size in zip(y_shape[2:], effective, x_shape[2:], strict=True)
-    ]
+    right = [(out - 1) * stride + k - size - padding for out, k, size in zip(y_shape[2:], effective, x_shape[2:], strict=True)]
     return weights, ((stride, stride), (dilation, dilation), (padding, padding), tuple(right))
 
 
@@ -125,9 +122,7 @@ def conv_forward(x, w, stride=1, padding=0, dilation=1, groups=1):
     shape = conv_reference(x, w, stride, padding, dilation, groups).shape
     y = nhwc(np.full(shape, np.nan, np.float32))
     weights, window = conv_call(x.shape, w.shape, shape, stride, padding, dilation, groups)
-    pd = capi.convolution_forward(
-        capi.FORWARD_TRAINING, capi.CONVOLUTION["direct"], desc(x), anything(*weights), None, desc(y), *window
-    )
+    pd = capi.convolution_forward(capi.FORWARD_TRAINING, capi.CONVOLUTION["direct"], desc(x), anything(*weights), None, desc(y), *window)
     return pd, y, weights, window
 
 
@@ -188,9 +183,7 @@ def test_bad_primitives_name_call_and_arguments():
         capi.matmul(MemoryDesc((2, 3)), "w", None, MemoryDesc((2, 5)))  # type: ignore[arg-type]
     x, w, y = MemoryDesc((1, 1, 9, 9)), MemoryDesc((1, 1, 3, 3)), MemoryDesc((1, 1, 9, 9))
     with pytest.raises(capi.Unimplemented, match=r"dilation=\(2147483648, 0\) passes 32 bits"):
-        capi.convolution_forward(
-            capi.FORWARD_INFERENCE, 1, x, w, None, y, (1, 1), (2**31 + 1, 1), (2**31, 1), (2**31, 1)
-        )
+        capi.convolution_forward(capi.FORWARD_INFERENCE, 1, x, w, None, y, (1, 1), (2**31 + 1, 1), (2**31, 1), (2**31, 1))
     one = MemoryDesc((4,))
     run = runtime.bind(
         capi.eltwise_forward(capi.FORWARD_INFERENCE, capi.ELTWISE["relu"], one, one),
@@ -431,9 +424,7 @@ def test_layer_normalization(rng):
     x, scale, shift = floats(rng, 6, 40), floats(rng, 40), floats(rng, 40)
     y = np.full_like(x, np.nan)
     mean, variance = np.full(6, np.nan, np.float32), np.full(6, np.nan, np.float32)
-    pd = capi.layer_normalization_forward(
-        capi.FORWARD_TRAINING, desc(x), desc(y), None, 1e-5, capi.USE_SCALE | capi.USE_SHIFT
-    )
+    pd = capi.layer_normalization_forward(capi.FORWARD_TRAINING, desc(x), desc(y), None, 1e-5, capi.USE_SCALE | capi.USE_SHIFT)
     execute(
         pd,
         (capi.ARG_SRC, desc(x), x),
@@ -619,9 +610,7 @@ def test_eight_threads_share_one_execution(rng):
     x = nhwc(floats(rng, *x_shape))
     pd, y, *_ = conv_forward(x, w, padding=1)
     packed = reorder(w, desc(w), pd.weights_md())
-    bound = runtime.bind(
-        pd, [(capi.ARG_SRC, desc(x)), (capi.ARG_WEIGHTS, pd.weights_md()), (capi.ARG_DST, desc(y))]
-    )
+    bound = runtime.bind(pd, [(capi.ARG_SRC, desc(x)), (capi.ARG_WEIGHTS, pd.weights_md()), (capi.ARG_DST, desc(y))])
     failures: list[str] = []
 
     def work(seed: int) -> None:
@@ -806,9 +795,7 @@ def test_denormals_are_flushed_here_and_in_the_workers_and_can_be_kept():
 
 
 def reason(**environment: str) -> str:
-    return run_python(
-        "from tilewright.devices.cpu.onednn import capi; print(capi.available())", **environment
-    )
+    return run_python("from tilewright.devices.cpu.onednn import capi; print(capi.available())", **environment)
 
 
 def test_the_reason_for_absence_is_a_sentence(tmp_path):
@@ -826,7 +813,6 @@ def test_the_reason_for_absence_is_a_sentence(tmp_path):
 
 def test_importing_the_bindings_opens_nothing():
     out = run_python(
-        "from tilewright.devices.cpu.onednn import runtime, capi; print(capi._lib, "
-        "any('dnnl' in line for line in open('/proc/self/maps')))"
+        "from tilewright.devices.cpu.onednn import runtime, capi; print(capi._lib, any('dnnl' in line for line in open('/proc/self/maps')))"
     )
     assert out == "None False"

@@ -10,10 +10,13 @@ from tilewright import tensor as _tensor
 from tilewright.tensor import Tensor
 
 # Every public function of a family file is a name of this package: a new op needs one file and no other edit.
+# SHARED lists a file's functions that other files use and that are no ops.
 for _info in pkgutil.iter_modules(__path__):
     if not _info.name.startswith("_"):
         _module = importlib.import_module(f"{__name__}.{_info.name}")
         for _name, _value in vars(_module).items():
+            if _name in getattr(_module, "SHARED", ()):
+                continue
             if getattr(_value, "__module__", None) == _module.__name__ and callable(_value) and _name[0].islower():
                 globals()[_name] = _value
 

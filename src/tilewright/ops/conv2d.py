@@ -25,6 +25,8 @@ from tilewright.ops._call import call, need_tensor
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.tensor import Tensor
 
+SHARED = ("out_size", "pair", "same_padding")
+
 
 class Conv2dAttrs(NamedTuple):
     stride: tuple[int, int] = (1, 1)

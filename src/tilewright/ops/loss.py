@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.devices.api import Spec, spec
 from tilewright.dtypes import int64
-from tilewright.errors import ArgumentError, DTypeError, ShapeError
+from tilewright.errors import ArgumentError, AutogradError, ShapeError
 from tilewright.ops._call import call, need_tensor
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.ops.movement import gather, permute, reshape
@@ -74,9 +74,7 @@ def _ce_vjp(node: Any, g: Tensor | None, _: Any) -> Any:
     if g is None:
         return None, None, None
     logits, target, weight = node.inputs
-    if node.needs[2]:
-        raise DTypeError("cross_entropy: the class weights have no gradient here; detach them")
-    return call(CE_GRAD, (g, logits, target, weight), node.attrs), None, None
+    return call(CE_GRAD, (g, logits, target, weight), node.attrs) if node.needs[0] else None, None, None
 
 
 def _ce_grad_reference(a: CrossEntropyAttrs, g: Any, logits: Any, target: Any, weight: Any = None) -> Any:
@@ -165,6 +163,8 @@ def cross_entropy(
     0 with zero gradients (PyTorch gives NaN). label_smoothing: Szegedy et al., 2016.
     """
     need_tensor("cross_entropy", logits=logits, target=target)
+    if weight is not None and weight.requires_grad:
+        raise AutogradError("cross_entropy: the class weights have no gradient; pass weight.detach()")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing {label_smoothing} must lie in 0 to 1")
     if reduction not in ("mean", "sum", "none"):

@@ -16,6 +16,8 @@ from tilewright.ops._grad import unbroadcast
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.tensor import Tensor, tensor, zeros
 
+SHARED = ("view", "same_memory", "axis_of")
+
 
 def view(op: Op, x: Tensor, to: Spec, attrs: Any) -> Tensor:
     """`x`'s memory under another spec of the same bytes, recorded as `op`."""
@@ -551,7 +553,7 @@ INDEX_ADD = Op(
     "index_add",
     _index_add_infer,
     _index_add_reference,
-    lambda node, g: (g, None, take(g, node.inputs[1], node.attrs) if node.needs[2] else None),
+    lambda node, g: (g if node.needs[0] else None, None, take(g, node.inputs[1], node.attrs) if node.needs[2] else None),
     lambda: [Sample((Arg((4, 3)), _index((5,), 4), Arg((5, 3))), 0), Sample((Arg((2, 4)), _index((3,), 4), Arg((2, 3))), 1)],
     saves=(1,),
 )
@@ -623,7 +625,7 @@ SCATTER_ADD = Op(
     "scatter_add",
     _scatter_infer,
     _scatter_reference,
-    lambda node, g: (g, None, gather(g, node.attrs, node.inputs[1]) if node.needs[2] else None),
+    lambda node, g: (g if node.needs[0] else None, None, gather(g, node.attrs, node.inputs[1]) if node.needs[2] else None),
     lambda: [Sample((Arg((4, 3)), _index((2, 3), 4), Arg((2, 3))), 0), Sample((Arg((2, 4)), _index((2, 5), 4), Arg((2, 5))), 1)],
     saves=(1,),
 )

@@ -21,6 +21,8 @@ from tilewright.ops.pointwise import activate, greater, mul, rsqrt
 from tilewright.ops.reduce import mean, sum
 from tilewright.tensor import Tensor
 
+SHARED = ("pack_mask", "unpack_mask")
+
 
 class BatchNormAttrs(NamedTuple):
     eps: float
@@ -143,7 +145,8 @@ def _grad_vjp(node: Any, vx: Any, vw: Any, vb: Any) -> Any:
         leaves = [t for t in (g1, x1, w1) if t is not None]
         found = list(grad(total, leaves, create_graph=False, allow_unused=True))  # type: ignore[arg-type]
     dg, dx_, *rest = found
-    return dg, dx_, None, None, rest[0] if rest else None, None
+    needs = node.needs
+    return dg if needs[0] else None, dx_ if needs[1] else None, None, None, rest[0] if rest and needs[4] else None, None
 
 
 _BN_SHAPES = ((4, 3), (2, 3, 5), (2, 3, 4, 5), (3, 16, 4, 4), (2, 32, 3, 3), (1, 2, 2, 2), (2, 16, 7, 7))

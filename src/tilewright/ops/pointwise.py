@@ -22,6 +22,8 @@ from tilewright.ops._grad import unbroadcast
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.tensor import Tensor
 
+SHARED = ("broadcast", "activation_grad", "activate")
+
 # -- two operands ------------------------------------------------------------------------------------------------------
 
 

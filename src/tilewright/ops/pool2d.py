@@ -20,6 +20,8 @@ from tilewright.ops.conv2d import pair
 from tilewright.ops.movement import reshape
 from tilewright.tensor import Tensor, tensor
 
+SHARED = ("out_size",)
+
 
 class PoolAttrs(NamedTuple):
     kernel: tuple[int, int]
@@ -47,6 +49,7 @@ def _size(size: int, kernel: int, stride: int, before: int, after: int, dilation
 
 
 def out_size(name: str, a: PoolAttrs, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Output height and width. Raises ShapeError when no window fits."""
     if len(shape) != 4:
         raise ShapeError(f"{name}: input {shape} must have 4 axes (N,C,H,W)")
     t, le, b, r = a.padding

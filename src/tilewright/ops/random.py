@@ -16,6 +16,8 @@ from tilewright.ops._call import call
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.tensor import Tensor, _shape, tensor
 
+SHARED = ("philox",)
+
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 
 

@@ -15,6 +15,8 @@ from tilewright.ops._call import call
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.tensor import Tensor, zeros
 
+SHARED = ("axes_of", "reduced")
+
 
 class ReduceAttrs(NamedTuple):
     axes: tuple[int, ...]
@@ -33,6 +35,7 @@ def axes_of(name: str, axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def reduced(a: ReduceAttrs, x: Spec, dtype: Any = None) -> Spec:
+    """The spec of `x` without the reduced axes, or with them at size 1."""
     dtype = dtype or x.dtype
     if a.keepdims:
         return spec((1 if i in a.axes else s for i, s in enumerate(x.shape)), dtype, x.layout)

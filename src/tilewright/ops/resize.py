@@ -13,6 +13,8 @@ from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.ops.movement import permute, reshape
 from tilewright.tensor import Tensor
 
+SHARED = ("weights",)
+
 
 class ResizeAttrs(NamedTuple):
     mode: str  # "nearest" or "bilinear"

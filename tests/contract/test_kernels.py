@@ -1,0 +1,93 @@
+"""Every kernel in the registry keeps the contract. Adding a kernel file is all it takes to be tested here."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.contract import _contract
+from tilewright import devices
+from tilewright.devices.api import Problem, registered
+from tilewright.devices.cpu.onednn import capi
+from tilewright.dtypes import bfloat16, float16, float64
+from tilewright.ops._op import OPS
+
+CPU = devices.get("cpu")
+KERNELS = sorted(registered("cpu"), key=lambda k: k.id)
+ids = [k.id for k in KERNELS]
+
+
+def test_every_op_has_a_kernel_that_takes_anything():
+    without = [name for name in OPS if not any(k.id.startswith("cpu.") and "onednn" not in k.id for k in registered("cpu", name))]
+    assert without == []
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=ids)
+def test_agrees_with_the_reference(kernel):
+    op = OPS[kernel.op]
+    taken = sum([_contract.check_kernel(kernel, op, sample, CPU) for sample in op.samples()])
+    if "onednn" in kernel.id and capi.available() is not None:
+        assert taken == 0
+        pytest.skip(capi.available())
+    assert taken > 0, f"{kernel.id} takes no sample: a dead kernel"
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=ids)
+@pytest.mark.parametrize("dtype", [float64, float16, bfloat16], ids=lambda d: d.name)
+def test_other_float_types(kernel, dtype):
+    op = OPS[kernel.op]
+    if op.inplace and dtype.itemsize < 4:
+        pytest.skip("optimizer state is kept in float32 or float64")
+    samples = [
+        s
+        for s in op.samples()
+        if all(a is None or (a.dtype in ("float32", "int64", "bool", "int32", "uint8") and a.spec.size < 3000) for a in s.inputs)
+    ]
+    for sample in samples[:12]:
+        try:
+            _contract.check_kernel(kernel, op, sample, CPU, dtype)
+        except (TypeError, ValueError) as error:
+            if "dtype" in str(error) or "type" in type(error).__name__.lower():
+                continue  # the op does not take the type, and says so
+            raise
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if OPS[k.op].inplace], ids=lambda k: k.id)
+def test_in_place(kernel):
+    op = OPS[kernel.op]
+    assert any([_contract.check_inplace(kernel, op, s, CPU) for s in op.samples()])
+
+
+@pytest.mark.parametrize("name", ["cpu.conv2d.onednn", "cpu.conv2d.im2col", "cpu.batch_norm_train.onednn", "cpu.matmul.numpy"])
+def test_one_launch_from_many_threads(name):
+    kernel = next(k for k in KERNELS if k.id == name)
+    op = OPS[kernel.op]
+    for sample in op.samples():
+        lies = _contract.specs(sample)
+        problem = Problem(op.name, sample.attrs, tuple(lies), op.outputs(sample.attrs, *lies))
+        if not kernel.reject(problem, CPU) and not problem.empty:
+            break
+    else:
+        pytest.skip("oneDNN is not there")
+    launch = kernel.prepare(problem, next(iter(kernel.configs(problem, CPU))), CPU)
+    wrong = []
+
+    def work(seed):
+        values = _contract.arrays(sample, seed)
+        ref = _contract.reference(op, sample, values)[0]
+        ins = [None if v is None else CPU.upload(v, s) for v, s in zip(values, lies, strict=True)]
+        for _ in range(20):
+            outs = [CPU.allocate(s.nbytes) for s in problem.outputs]
+            launch(ins, outs)
+            error = np.abs(outs[0].array(problem.outputs[0]) - ref).max()
+            if not error <= _contract.bound(op, kernel, problem, problem.outputs[0], ref):
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
