@@ -31,7 +31,7 @@ def open_data(name: str, size: int | None = None) -> tuple[Any, Any, dict[str, A
         raise ArgumentError(f"data {name!r} is not known; use {DATA_HELP}")
     first = train[0][0]
     mean, std = (0.5, 0.5) if kind == "folder" else (0.1307, 0.3081)
-    return train, test, {"classes": list(train.classes), "input": list(first.shape), "mean": mean, "std": std, "mode": mode}
+    return train, test, {"classes": list(train.classes or []), "input": list(first.shape), "mean": mean, "std": std, "mode": mode}
 
 
 def _folder(where: str, size: int | None) -> tuple[Any, Any, str]:

@@ -181,7 +181,7 @@ def _shut(pool: ThreadPoolExecutor | None, waiting: deque[Future[Any]]) -> None:
         pool.shutdown(wait=not own, cancel_futures=True)
 
 
-def as_batches(source: Any) -> Iterable[Any]:
+def as_batches(source: Any) -> Any:
     """Any iterable of (x, y) batches, checked as it goes; a callable is called for each pass."""
     if callable(source) and not hasattr(source, "__iter__"):
         source = source()

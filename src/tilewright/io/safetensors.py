@@ -82,14 +82,14 @@ def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
     except OSError as error:
         raise CheckpointError(f"{path}: could not be read ({error.strerror or error})") from error
     try:
-        entries = deserialize(data)
+        entries: Any = deserialize(data)  # type: ignore[operator]
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         notes = {str(k): str(v) for k, v in (header.get("__metadata__") or {}).items()}
         arrays = {}
         for name, entry in entries:
             kind = as_dtype(_NAMES[entry["dtype"]]).np
             arrays[name] = np.frombuffer(bytes(entry["data"]), kind).reshape(entry["shape"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:  # type: ignore[misc]
         raise CheckpointError(
             f"{path}: the file ({len(data)} bytes) is truncated, damaged or not a safetensors file ({error}); use another copy"
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.models._blocks import ConvNormActivation, divisible
-from tilewright.nn import Dropout, Linear, Module, Sequential, init
+from tilewright.nn import Conv2d, Dropout, Linear, Module, Sequential, init
 from tilewright.ops.movement import flatten
 from tilewright.ops.pool2d import global_avg_pool2d
 from tilewright.tensor import Tensor
@@ -28,7 +28,7 @@ class MobileNetV1(Module):
         self.features = Sequential(*layers)
         self.classifier = Sequential(Dropout(dropout), Linear(c, num_classes))
         for m in self.modules():
-            if type(m).__name__ == "Conv2d":
+            if isinstance(m, Conv2d):
                 init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu", groups=m.groups)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tilewright.dtypes import int64
 from tilewright.errors import ArgumentError, AutogradError, ShapeError
 from tilewright.ops._call import call, need_tensor
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
-from tilewright.ops.movement import gather, permute, reshape
+from tilewright.ops.movement import expand, gather, permute, reshape
 from tilewright.ops.pointwise import abs, div, exp, less, log, mul, neg, softplus, where
 from tilewright.ops.reduce import mean, sum
 from tilewright.ops.softmax import log_softmax, softmax
@@ -153,6 +153,27 @@ CE_GRAD = Op(
 )
 
 
+def _counted_vjp(node: Any, g: Tensor) -> Any:
+    total = sum(node.inputs[1])
+    share = div(g, where(total == 0.0, 1.0, total))
+    return expand(share, node.specs[0].shape) if node.needs[0] else None, None
+
+
+def _counted_reference(attrs: Any, losses: np.ndarray, counts: np.ndarray) -> Any:
+    return losses.sum() / (counts.sum() or 1.0)
+
+
+COUNTED_MEAN = Op(
+    "counted_mean",
+    lambda attrs, losses, counts: spec((), losses.dtype),
+    _counted_reference,
+    _counted_vjp,
+    lambda: [Sample((Arg((n,)), Arg((n,), fill="positive"))) for n in (1, 5, 300)] + [Sample((Arg((0,)), Arg((0,))))],
+    terms=lambda attrs, losses, counts: max(losses.size, 1),
+    saves=(1,),
+)
+
+
 def cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> Tensor:  # fmt: skip
@@ -187,10 +208,7 @@ def cross_entropy(
         return reshape(losses, target.shape)
     if reduction == "sum":
         return sum(losses)
-    if weight is None and ignore_index < 0 and rows.size and logits.device.kind != "cpu":
-        return mean(losses)
-    total = sum(weights.detach())
-    return div(sum(losses), where(total == 0.0, 1.0, total))
+    return call(COUNTED_MEAN, (losses, weights.detach()))
 
 
 def _soft(logits: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, reduction: str) -> Tensor:

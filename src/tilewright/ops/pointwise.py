@@ -611,7 +611,7 @@ def _activation_op(name: str) -> Op:
     return Op(
         name,
         _same,
-        lambda attrs, x: _activation.reference(name, *attrs, x),
+        lambda attrs, x: _activation.reference(name, attrs[0], attrs[1], x),
         _output_vjp(name) if output else _input_vjp(name),
         _activation_samples(_activation.DEFAULTS[name]),
         saves=() if output else (0,),
@@ -680,7 +680,8 @@ def activate(x: Tensor, name: str, alpha: float | None = None, beta: float | Non
         x = x.to(dtype=float32)
     if alpha is None and beta is None:
         return call(ACTIVATIONS[name], (x,), _activation.DEFAULTS[name])
-    return call(ACTIVATIONS[name], (x,), _activation.normalise(name, name, alpha, beta)[1:])
+    _, a, b = _activation.normalise(name, name, alpha, beta)
+    return call(ACTIVATIONS[name], (x,), (a, b))
 
 
 def relu(x: Tensor) -> Tensor:

@@ -79,11 +79,12 @@ class _Exported:
 class Pool:
     """Recycles blocks by size class, so that a steady loop asks the system for nothing (and takes no page faults).
 
-    Sizes round up by at most an eighth. Idle blocks are kept up to an eighth above the most that was ever in use at
-    once (at least 32 MiB); beyond that the size classes idle longest are dropped.
+    Sizes round up by at most an eighth. Memory in use and idle together stay within twice the most that was ever in use
+    at once (at least 64 MiB); beyond that the size classes idle longest are dropped. Less room would drop, in a net
+    whose layers differ in size, blocks that the next pass needs again: a page fault for every 4 KiB.
     """
 
-    FLOOR = 32 << 20
+    FLOOR = 64 << 20
 
     def __init__(self) -> None:
         self.free: dict[int, list[tuple[Any, int]]] = {}
@@ -110,8 +111,9 @@ class Pool:
                 raw, ptr = blocks.pop()
                 self.idle -= size
                 return CpuBuffer(ptr, nbytes, raw, self)
-            if self.idle and self.live + self.idle > max(self.peak + (self.peak >> 3), self.FLOOR):
-                self._trim(max(self.peak + (self.peak >> 3), self.FLOOR) - self.live)
+            limit = max(2 * self.peak, self.FLOOR)
+            if self.idle and self.live + self.idle > limit:
+                self._trim(limit - self.live)
         try:
             block = np.empty(size + ALIGN, np.uint8)
         except MemoryError:

@@ -40,6 +40,13 @@ def _cross_entropy(a: Any, outs: Any, logits: Any, target: Any, weight: Any) -> 
     np.copyto(outs[1], own, casting="unsafe")
 
 
+@numpy_kernel("counted_mean")
+def _counted_mean(attrs: Any, out: Any, losses: Any, counts: Any) -> None:
+    wide = np.float64
+    total = np.add.reduce(counts, dtype=wide)
+    out[...] = np.add.reduce(losses, dtype=wide) / (total if total else 1.0)
+
+
 @numpy_kernel("cross_entropy_grad")
 def _cross_entropy_grad(a: Any, out: Any, g: Any, logits: Any, target: Any, weight: Any) -> None:
     logp, safe, own, kept = _parts(a, logits, target, weight)

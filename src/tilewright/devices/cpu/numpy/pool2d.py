@@ -21,8 +21,9 @@ def _spans(size: int, out: int, tap: int, stride: int, before: int, dilation: in
     return slice(low, high), slice(start, start + (high - low - 1) * stride + 1, stride)
 
 
-def _taps(a: Any, h: int, w: int, oh: int, ow: int) -> Iterator[tuple[int, Any, Any]]:
-    """For each tap that meets the input: its number, the output slices and the input slices."""
+def _taps(a: Any, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, Any, Any]]:
+    """For each tap that meets the input `x`: its number, the slices of the output `y` and those of the input."""
+    h, w, oh, ow = x.shape[2], x.shape[3], y.shape[2], y.shape[3]
     t, le, _, _ = a.padding
     for i in range(a.kernel[0]):
         rows = _spans(h, oh, i, a.stride[0], t, a.dilation[0])
@@ -36,7 +37,7 @@ def max_pool(a: Any, y: np.ndarray, tap: np.ndarray, x: np.ndarray) -> None:
     y[...] = np.iinfo(y.dtype).min if y.dtype.kind in "iu" else -np.inf
     tap[...] = 0
     first = np.zeros(y.shape[2:], bool)
-    for k, o, i in _taps(a, *x.shape[2:], *y.shape[2:]):
+    for k, o, i in _taps(a, x, y):
         value, best = x[i], y[o]
         # The first tap always wins, so that a window of -inf points inside; NaN wins over all but an earlier NaN.
         better = (value > best) | ((value != value) & (best == best)) | ~first[o[2:]]
@@ -47,14 +48,15 @@ def max_pool(a: Any, y: np.ndarray, tap: np.ndarray, x: np.ndarray) -> None:
 
 @numpy_kernel("max_pool2d")
 def _max(a: Any, outs: Any, x: Any) -> None:
-    max_pool(a, *outs, x)
+    y, tap = outs
+    max_pool(a, y, tap, x)
 
 
 @numpy_kernel("max_pool2d_grad")
 def _max_grad(a: Any, out: Any, g: Any, tap: Any) -> None:
     total = out if out.dtype.itemsize > 2 else np.empty_like(out, dtype=np.float32)
     total[...] = 0
-    for k, o, i in _taps(a.pool, *out.shape[2:], *g.shape[2:]):
+    for k, o, i in _taps(a.pool, out, g):
         total[i] += np.where(tap[o] == k, g[o], 0)
     if total is not out:
         np.copyto(out, total, casting="unsafe")
@@ -63,11 +65,12 @@ def _max_grad(a: Any, out: Any, g: Any, tap: Any) -> None:
 @numpy_kernel("max_pool2d_pick")
 def _pick(a: Any, out: Any, v: Any, tap: Any) -> None:
     out[...] = 0
-    for k, o, i in _taps(a, *v.shape[2:], *out.shape[2:]):
+    for k, o, i in _taps(a, v, out):
         np.copyto(out[o], v[i], where=tap[o] == k)
 
 
-def _divisors(a: Any, shape: Any, oh: int, ow: int, dtype: Any) -> np.ndarray:
+def _divisors(a: Any, shape: Any, windows: Any, dtype: Any) -> np.ndarray:
+    oh, ow = windows[2:]
     if a.divisor:
         return np.full((oh, ow), a.divisor, dtype)
     counts = []
@@ -92,18 +95,18 @@ def _avg(a: Any, out: Any, x: Any) -> None:
     if a.kernel == x.shape[2:] and not any(a.padding) and a.dilation == (1, 1):
         np.sum(x, (2, 3), keepdims=True, dtype=total.dtype, out=total)
     else:
-        for _, o, i in _taps(a, *x.shape[2:], *out.shape[2:]):
+        for _, o, i in _taps(a, x, out):
             total[o] += x[i]
-    np.divide(total, _divisors(a, x.shape, *out.shape[2:], total.dtype), out=out, casting="unsafe")
+    np.divide(total, _divisors(a, x.shape, out.shape, total.dtype), out=out, casting="unsafe")
 
 
 @numpy_kernel("avg_pool2d_grad")
 def _avg_grad(a: Any, out: Any, g: Any) -> None:
     wide = _wide(out.dtype)
-    share = g / _divisors(a.pool, out.shape, *g.shape[2:], wide)
+    share = g / _divisors(a.pool, out.shape, g.shape, wide)
     total = out if out.dtype == wide else np.empty_like(out, dtype=wide)
     total[...] = 0
-    for _, o, i in _taps(a.pool, *out.shape[2:], *g.shape[2:]):
+    for _, o, i in _taps(a.pool, out, g):
         total[i] += share[o]
     if total is not out:
         np.copyto(out, total, casting="unsafe")

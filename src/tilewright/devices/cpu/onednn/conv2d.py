@@ -47,9 +47,9 @@ def _any(md: MemoryDesc) -> MemoryDesc:
     return MemoryDesc(md.dims, md.dtype, "any")
 
 
-def _window(a: Any) -> tuple[Any, ...]:
+def _window(a: Any) -> dict[str, Any]:
     t, le, b, r = a.padding
-    return a.stride, a.dilation, (t, le), (b, r)
+    return {"stride": a.stride, "dilation": a.dilation, "padding_l": (t, le), "padding_r": (b, r)}
 
 
 def _refuse(problem: Problem) -> list[str]:
@@ -72,7 +72,7 @@ def _describe(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool) -> 
     add_epilogue(attr, a.activation, a.alpha, a.beta)
     weights = _any(_weights(w, a.groups))
     b = MemoryDesc((y.shape[1],), weights.dtype, "a") if bias else None
-    return capi.convolution_forward(FORWARD_TRAINING, _DIRECT, describe(x), weights, b, describe(y), *_window(a), attr)
+    return capi.convolution_forward(FORWARD_TRAINING, _DIRECT, describe(x), weights, b, describe(y), attr=attr, **_window(a))
 
 
 def _hint(c: Any, x: Spec, w: Spec, y: Spec) -> PrimitiveDesc:
@@ -125,7 +125,7 @@ class Conv2d(Kernel):
 @lru_cache(maxsize=1024)
 def _backward_data(c: Any, x: Spec, w: Spec, g: Spec, threads: int) -> PrimitiveDesc:
     weights = _any(_weights(w, c.groups))
-    return capi.convolution_backward_data(_DIRECT, describe(x), weights, describe(g), *_window(c), _hint(c, x, w, g))
+    return capi.convolution_backward_data(_DIRECT, describe(x), weights, describe(g), hint=_hint(c, x, w, g), **_window(c))
 
 
 @kernel
@@ -163,7 +163,7 @@ class Conv2dInputGrad(Kernel):
 def _backward_weights(c: Any, x: Spec, w: Spec, g: Spec, bias: bool, threads: int) -> PrimitiveDesc:
     weights = _any(_weights(w, c.groups))
     b = MemoryDesc((g.shape[1],), weights.dtype, "a") if bias else None
-    return capi.convolution_backward_weights(_DIRECT, describe(x), weights, b, describe(g), *_window(c), _hint(c, x, w, g))
+    return capi.convolution_backward_weights(_DIRECT, describe(x), weights, b, describe(g), hint=_hint(c, x, w, g), **_window(c))
 
 
 @kernel
