@@ -189,39 +189,43 @@ def registered(device: str | None = None, op: str | None = None) -> list[Kernel]
 
 
 class PlanCache:
-    """Bounded map from a call's key to its plan. Two generations: a hit costs one dict lookup, and what was not used
-    during a whole generation is dropped."""
+    """Bounded map from a call's key to its plan, by second chance: a hit costs one dict lookup and one store.
 
-    __slots__ = ("_lock", "_old", "_young", "get")
+    Callers set `plan.used` on a hit. When the map is full, plans not used since the last time leave, oldest first.
+    """
+
+    __slots__ = ("_lock", "_plans", "get")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.clear()
+        self._plans: dict[Any, Any] = {}
+        self.get = self._plans.get
 
     def clear(self) -> None:
-        self._young: dict[Any, Any] = {}
-        self._old: dict[Any, Any] = {}
-        self.get = self._young.get
-
-    def old(self, key: Any) -> Any:
-        """The plan from the older generation, moved to the younger; None when it is in neither."""
-        found = self._old.get(key)
-        if found is not None:
-            self.put(key, found)
-        return found
+        with self._lock:
+            self._plans.clear()
 
     def put(self, key: Any, plan: Any) -> None:
         with self._lock:
-            if len(self._young) >= config.plans:
-                self._old, self._young = self._young, {}
-                self.get = self._young.get
-            self._young[key] = plan
+            plans = self._plans
+            if len(plans) >= config.plans:
+                for old_key, old in list(plans.items()):
+                    if old.used:
+                        old.used = False
+                    else:
+                        del plans[old_key]
+                    if len(plans) <= config.plans * 3 // 4:
+                        break
+                else:  # all were in use: the oldest quarter leaves
+                    for old_key in list(plans)[: config.plans // 4]:
+                        del plans[old_key]
+            plans[key] = plan
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._plans)
 
     def values(self) -> list[Any]:
-        return [*self._old.values(), *self._young.values()]
+        return list(self._plans.values())
 
 
 class Device(ABC):

@@ -99,9 +99,6 @@ class _Count:
     def get(self, key: Any) -> None:
         return None
 
-    def old(self, key: Any) -> None:
-        return None
-
     def put(self, key: Any, plan: Any) -> None:
         self.costs.append(plan.op.cost(plan.problem.attrs, *plan.problem.inputs))
 

@@ -25,7 +25,7 @@ _tensor_new = Tensor.__new__
 class Plan:
     """A problem with the kernel chosen for it, ready to launch."""
 
-    __slots__ = ("config", "kernel", "launch", "op", "out_specs", "problem", "single")
+    __slots__ = ("config", "kernel", "launch", "op", "out_specs", "problem", "single", "used")
 
     def __init__(self, op: Op, problem: Problem, kernel: Kernel, config: Config, launch: Launch) -> None:
         self.op = op
@@ -35,6 +35,7 @@ class Plan:
         self.launch = launch
         self.out_specs = problem.outputs
         self.single = len(problem.outputs) == 1
+        self.used = True
 
 
 def call(op: Op, inputs: tuple[Tensor | None, ...], attrs: Any = None, device: Device | None = None) -> Any:
@@ -61,10 +62,11 @@ def call(op: Op, inputs: tuple[Tensor | None, ...], attrs: Any = None, device: D
                 needs = True
     key = (op, attrs, *specs)
     plans = device.plans  # type: ignore[union-attr]
-    plan = plans.get(key) or plans.old(key)
+    plan = plans.get(key)
     if plan is None:
         plan = make_plan(op, attrs, specs, device)  # type: ignore[arg-type]
         plans.put(key, plan)
+    plan.used = True
     if plan.single:
         out_spec = plan.out_specs[0]
         buffer = device.allocate(out_spec.nbytes)  # type: ignore[union-attr]
@@ -91,10 +93,11 @@ def call_inplace(op: Op, inputs: tuple[Tensor | None, ...], attrs: Any = None) -
     device = next(t.device for t in inputs if t is not None)
     specs = [None if t is None else t.spec for t in inputs]
     key = (op, attrs, *specs)
-    plan = device.plans.get(key) or device.plans.old(key)
+    plan = device.plans.get(key)
     if plan is None:
         plan = make_plan(op, attrs, specs, device)
         device.plans.put(key, plan)
+    plan.used = True
     targets = [inputs[op.inplace[i]] for i in range(len(plan.out_specs))]
     plan.launch([None if t is None else t.buffer for t in inputs], [t.buffer for t in targets])  # type: ignore[union-attr]
     for t in targets:

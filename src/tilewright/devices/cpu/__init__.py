@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import platform
 import threading
@@ -13,6 +15,7 @@ from tilewright.devices.api import Device, Spec, Stamp
 from tilewright.errors import OutOfMemory
 
 ALIGN = 64  # bytes: a cache line, and the widest vector
+LARGE = 1 << 20  # bytes from which a block is mapped by itself
 
 
 class CpuBuffer:
@@ -76,6 +79,18 @@ class _Exported:
         }
 
 
+def _new_block(size: int) -> np.ndarray:
+    """Fresh memory with room to align. Large blocks are mapped by themselves: dropped, they go back to the system at
+    once, where the C library would keep them; huge pages make their first touch cheaper."""
+    if size < LARGE:
+        return np.empty(size + ALIGN, np.uint8)
+    block = mmap.mmap(-1, size + ALIGN)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint8)
+
+
 class Pool:
     """Recycles blocks by size class, so that a steady loop asks the system for nothing (and takes no page faults).
 
@@ -115,12 +130,12 @@ class Pool:
             if self.idle and self.live + self.idle > limit:
                 self._trim(limit - self.live)
         try:
-            block = np.empty(size + ALIGN, np.uint8)
-        except MemoryError:
+            block = _new_block(size)
+        except (MemoryError, OSError):
             self.trim()
             try:
-                block = np.empty(size + ALIGN, np.uint8)
-            except MemoryError:
+                block = _new_block(size)
+            except (MemoryError, OSError):
                 self.live -= size
                 raise OutOfMemory(
                     f"cpu: {nbytes} bytes ({nbytes / 2**30:.2f} GiB) could not be allocated while {self.live} are in use; "

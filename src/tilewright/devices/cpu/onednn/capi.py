@@ -361,7 +361,7 @@ def load() -> Lib:
             _failure = (asked, error.reason)
             raise
         # Its default is 1024 primitives, each with its machine code; our own cache is the one that counts.
-        lib.c.set_primitive_cache_capacity(256)
+        lib.c.set_primitive_cache_capacity(32)  # plans keep their own
         _lib = lib
         return lib
 
