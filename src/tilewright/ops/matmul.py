@@ -199,7 +199,8 @@ def _linear_vjp(node: Any, g: Tensor) -> Any:
 
 def _linear_samples() -> list[Sample]:
     out = []
-    for x, w in (((2, 3), (4, 3)), ((1, 40), (17, 40)), ((16, 70), (33, 70)), ((0, 3), (2, 3)), ((3, 0), (2, 0)), ((2, 3), (0, 3)), ((1, 1), (1, 1))):  # fmt: skip
+    sizes = ((2, 3, 4), (1, 40, 17), (16, 70, 33), (0, 3, 2), (3, 0, 2), (2, 3, 0), (1, 1, 1))
+    for x, w in [((n, k), (m, k)) for n, k, m in sizes]:
         out.append(Sample((Arg(x), Arg(w), None), LinearAttrs(), grad=w[0] < 20))
         out.append(Sample((Arg(x), Arg(w), Arg(w[:1])), LinearAttrs(), grad=w[0] < 20))
     for rows in (1, 3):
