@@ -12,7 +12,7 @@ class Config:
 
     device: str = os.environ.get("TILEWRIGHT_DEVICE", "cpu")
     deterministic: bool = os.environ.get("TILEWRIGHT_DETERMINISTIC", "0") not in ("", "0", "false")
-    plans: int = int(os.environ.get("TILEWRIGHT_PLANS", "384"))
+    plans: int = int(os.environ.get("TILEWRIGHT_PLANS", "400"))
 
 
 config = Config()

@@ -194,9 +194,10 @@ class PlanCache:
     Callers set `plan.used` on a hit. When the map is full, plans not used since the last time leave, oldest first.
     """
 
-    __slots__ = ("_lock", "_plans", "get")
+    __slots__ = ("_lock", "_plans", "get", "on_eviction")
 
     def __init__(self) -> None:
+        self.on_eviction: Callable[[], Any] = lambda: None
         self._lock = threading.Lock()
         self._plans: dict[Any, Any] = {}
         self.get = self._plans.get
@@ -219,6 +220,7 @@ class PlanCache:
                 else:  # all were in use: the oldest quarter leaves
                     for old_key in list(plans)[: config.plans // 4]:
                         del plans[old_key]
+                self.on_eviction()
             plans[key] = plan
 
     def __len__(self) -> int:

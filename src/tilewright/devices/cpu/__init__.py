@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import platform
@@ -180,6 +181,10 @@ class CpuDevice(Device):
         super().__init__(name)
         self.pool = Pool()
         self.allocate = self.pool.take
+        # What evicted primitives leave is scattered over the heap, and glibc gives pages back only when asked.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+        if trim is not None:
+            self.plans.on_eviction = lambda: trim(0)
 
     def allocate(self, nbytes: int) -> CpuBuffer:
         return self.pool.take(nbytes)
