@@ -1,7 +1,8 @@
-"""Cross entropy in NumPy, in float32 at least."""
+"""Cross entropy in NumPy, in float32 at least, on logits as rows of classes."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,56 +11,127 @@ from tilewright.devices.cpu.numpy._base import numpy_kernel
 from tilewright.errors import ArgumentError
 
 
-def _parts(a: Any, logits: Any, target: Any, weight: Any) -> tuple[Any, Any, Any, Any]:
-    """Log-probabilities, safe targets, the weight of each row's class (0 where ignored), and which rows count."""
-    n, c = logits.shape
-    if n:
-        low, high = target.min(), target.max()
-        if low < 0 or high >= c:
-            bad = target[(target != a.ignore_index) & ((target < 0) | (target >= c))]
-            if bad.size:
-                raise ArgumentError(f"cross_entropy: target {bad[0]} is outside the classes 0 to {c - 1} and is not ignore_index {a.ignore_index}")
-    z = logits.astype(np.float32) if logits.dtype.itemsize == 2 else logits
-    z = z - np.maximum.reduce(z, 1, keepdims=True) if c else z
-    logp = z - np.log(np.add.reduce(np.exp(z), 1, keepdims=True))
-    kept = target != a.ignore_index
-    safe = np.where(kept, target, 0)
-    own = kept.astype(z.dtype) if weight is None else weight[safe] * kept
-    return logp, safe, own, kept
+def _rows(x: np.ndarray) -> np.ndarray:
+    """(N, classes, ...) as (rows, classes): a view where classes come last in memory."""
+    x = x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    return x if x.ndim == 2 else np.moveaxis(x, 1, -1).reshape(x.shape[0] * prod(x.shape[2:]), x.shape[1])
+
+
+def _store(out: np.ndarray, rows: np.ndarray) -> None:
+    """The inverse of `_rows`, into `out`."""
+    to = np.moveaxis(out, 1, -1)
+    np.copyto(to, rows.reshape(to.shape), casting="unsafe")
+
+
+def _own(name: str, a: Any, target: Any, weight: Any, classes: int, dtype: Any) -> tuple[Any, Any, Any]:
+    """Targets with a class in place of the ignored, the class weight of each row, and which rows count (None: all)."""
+    t = target.reshape(-1)
+    kept = None
+    if t.size:
+        low, high = t.min(), t.max()
+        if low < 0 or high >= classes or low <= a.ignore_index <= high:
+            kept = t != a.ignore_index
+            wrong = t[kept & ((t < 0) | (t >= classes))]
+            if wrong.size:
+                raise ArgumentError(f"{name}: target {wrong[0]} is outside the classes 0 to {classes - 1} and is not ignore_index {a.ignore_index}")
+            t = np.where(kept, t, 0)
+            if not classes:  # every target is ignored: there is nothing to look up
+                return t, np.zeros(t.size, dtype), kept
+    own = np.ones(t.size, dtype) if weight is None else weight.astype(dtype)[t]
+    if kept is not None:
+        own *= kept
+    return t, own, kept
+
+
+def _scale(a: Any, total: Any) -> Any:
+    return 1.0 if a.reduction != "mean" else 1.0 / total if total else 0.0
+
+
+def _picked(values: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """own * values, and 0 where own is 0 even if the value is infinite."""
+    return np.where(own != 0, own * values, own.dtype.type(0))
+
+
+def _write_loss(a: Any, out: Any, losses: np.ndarray, total: Any) -> None:
+    if a.reduction == "none":
+        np.copyto(out, losses.reshape(out.shape), casting="unsafe")
+    else:
+        out[...] = np.add.reduce(losses, dtype=np.float64) * _scale(a, total)
 
 
 @numpy_kernel("cross_entropy")
 def _cross_entropy(a: Any, outs: Any, logits: Any, target: Any, weight: Any) -> None:
-    logp, safe, own, kept = _parts(a, logits, target, weight)
-    losses = -logp[np.arange(len(safe)), safe] * own if len(safe) else np.zeros(0, logp.dtype)
-    losses[~kept] = 0
+    loss, p = outs
+    z = _rows(logits)
+    rows, classes = z.shape
+    z = z - np.maximum.reduce(z, 1, keepdims=True, initial=-np.inf)
+    e = np.exp(z)
+    s = np.add.reduce(e, 1, keepdims=True)
+    if p.ndim == 2 and p.dtype == e.dtype:
+        np.divide(e, s, out=p)
+    else:
+        _store(p, np.divide(e, s, out=e))
+    logs = np.log(s)
+    if target.dtype.kind != "i":
+        np.subtract(z, logs, out=z)
+        wanted = _distribution(a, target, weight)
+        _write_loss(a, loss, -np.add.reduce(_picked(z, wanted), 1), rows)
+        return
+    t, own, kept = _own("cross_entropy", a, target, weight, classes, z.dtype)
+    if not classes:
+        losses = own
+    else:
+        losses = _picked(logs[:, 0] - z[np.arange(rows), t], own)
+        if a.smoothing:
+            z -= logs
+            spread = np.add.reduce(z if weight is None else _picked(z, np.broadcast_to(weight.astype(z.dtype), z.shape)), 1)
+            spread = spread if kept is None else np.where(kept, spread, 0)
+            losses = (1 - a.smoothing) * losses - (a.smoothing / classes) * spread
+    _write_loss(a, loss, losses, np.add.reduce(own, dtype=np.float64))
+
+
+def _distribution(a: Any, target: Any, weight: Any) -> np.ndarray:
+    """Probabilities (rows, classes), smoothed and weighted."""
+    wanted = _rows(target)
     if a.smoothing:
-        spread = logp.sum(1) if weight is None else logp @ weight
-        losses = (1 - a.smoothing) * losses - np.where(kept, spread, 0) * (a.smoothing / logits.shape[1])
-    np.copyto(outs[0], losses, casting="unsafe")
-    np.copyto(outs[1], own, casting="unsafe")
-
-
-@numpy_kernel("counted_mean")
-def _counted_mean(attrs: Any, out: Any, losses: Any, counts: Any) -> None:
-    wide = np.float64
-    total = np.add.reduce(counts, dtype=wide)
-    out[...] = np.add.reduce(losses, dtype=wide) / (total if total else 1.0)
+        wanted = wanted * (1 - a.smoothing) + a.smoothing / max(wanted.shape[1], 1)
+    return wanted if weight is None else wanted * weight.astype(wanted.dtype)
 
 
 @numpy_kernel("cross_entropy_grad")
-def _cross_entropy_grad(a: Any, out: Any, g: Any, logits: Any, target: Any, weight: Any) -> None:
-    logp, safe, own, kept = _parts(a, logits, target, weight)
-    p = np.exp(logp)
-    share = (1 - a.smoothing) * own
-    total = share
-    if a.smoothing:
-        each = a.smoothing / logits.shape[1]
-        total = share + kept * (each * (logits.shape[1] if weight is None else weight.sum()))
-        p = p * total[:, None] - kept[:, None] * (each if weight is None else each * weight)
+def _cross_entropy_grad(a: Any, out: Any, g: Any, p: Any, target: Any, weight: Any) -> None:
+    p = _rows(p)
+    rows, classes = p.shape
+    g = g.astype(p.dtype).reshape(-1, 1)
+    if target.dtype.kind != "i":
+        wanted = _distribution(a, target, weight)
+        d = p * np.add.reduce(wanted, 1, keepdims=True)
+        d -= wanted
+        d *= g * p.dtype.type(_scale(a, rows))
+        _store(out, d)
+        return
+    t, own, kept = _own("cross_entropy", a, target, weight, classes, p.dtype)
+    share = own * p.dtype.type(1 - a.smoothing)
+    factor = g * p.dtype.type(_scale(a, np.add.reduce(own, dtype=np.float64)))  # (rows, 1) or (1, 1)
+    peak = share * factor[:, 0]
+    if a.smoothing and classes:
+        w = np.ones(classes, p.dtype) if weight is None else weight.astype(p.dtype)
+        each = w * p.dtype.type(a.smoothing / classes)
+        d = p * (share + np.add.reduce(each))[:, None]
+        d -= each
+        d *= factor
     else:
-        p *= total[:, None]
-    p[np.arange(len(safe)), safe] -= share
-    p *= g[:, None]
-    p[~kept] = 0
-    np.copyto(out, p, casting="unsafe")
+        d = p * peak[:, None]
+    if classes:
+        d[np.arange(rows), t] -= peak
+    if kept is not None:
+        d[~kept] = 0
+    _store(out, d)
+
+
+@numpy_kernel("nll_loss")
+def _nll_loss(a: Any, out: Any, x: Any, target: Any, weight: Any) -> None:
+    x = _rows(x)
+    t, own, _ = _own("nll_loss", a, target, weight, x.shape[1], x.dtype)
+    losses = -_picked(x[np.arange(len(t)), t], own) if x.shape[1] else own
+    _write_loss(a, out, losses, np.add.reduce(own, dtype=np.float64))
