@@ -17,6 +17,7 @@ from tilewright.errors import OutOfMemory
 
 ALIGN = 64  # bytes: a cache line, and the widest vector
 LARGE = 1 << 20  # bytes from which a block is mapped by itself
+HUGE = 1 << 28  # bytes from which the system is asked what it has left
 
 
 class CpuBuffer:
@@ -80,11 +81,22 @@ class _Exported:
         }
 
 
+def available_memory() -> int:
+    """Bytes that can be had without swapping, where the system says; else no limit."""
+    try:
+        with open("/proc/meminfo") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return 2**63
+
+
 def _new_block(size: int) -> np.ndarray:
     """Fresh memory with room to align. Large blocks are mapped by themselves: dropped, they go back to the system at
     once, where the C library would keep them; huge pages make their first touch cheaper."""
     if size < LARGE:
         return np.empty(size + ALIGN, np.uint8)
+    if size > HUGE and size > available_memory():
+        raise MemoryError  # Linux would promise it, and kill the process at the first touch
     block = mmap.mmap(-1, size + ALIGN)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
