@@ -67,12 +67,12 @@ def sizes(device: str) -> Iterator[int]:
 def steps(device: str) -> Iterator[int]:
     """10,000 steps of a small net (convolution, batch norm, linear) with SGD; yields resident bytes."""
     import tilewright as tw
-    from tilewright import nn
+    from tilewright import nn, optim
 
     net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)).to(
         device=device
     )
-    optimizer = tw.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     rng = np.random.default_rng(2)
     for _ in range(STEPS):
         x = tw.tensor(rng.standard_normal((8, 1, 8, 8), np.float32), device=device)

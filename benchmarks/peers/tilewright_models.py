@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tilewright as tw
 from benchmarks._state import batch, seeded_state
+from tilewright import models, nn, optim
 
 MODELS = {
-    "resnet18": lambda: tw.models.resnet18(num_classes=1000),
-    "mobilenet_v2": lambda: tw.models.mobilenet_v2(num_classes=1000),
-    "nature_cnn": lambda: tw.models.nature_cnn(num_classes=6),
+    "resnet18": lambda: models.resnet18(num_classes=1000),
+    "mobilenet_v2": lambda: models.mobilenet_v2(num_classes=1000),
+    "nature_cnn": lambda: models.nature_cnn(num_classes=6),
 }
 
 
@@ -17,7 +18,7 @@ def _model(name: str, device: str):
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     model.load_state_dict({key: tw.tensor(value) for key, value in seeded_state(shapes).items()})
     for module in model.modules():
-        if isinstance(module, tw.nn.Dropout):
+        if isinstance(module, nn.Dropout):
             module.p = 0.0  # the two sides' first losses are compared, so neither may draw at random
     return model.to(device=device)
 
@@ -28,7 +29,7 @@ def training_step(model: str, batch_size: int, threads: int, device: str = "cpu"
     images, labels = batch(model, batch_size)
     x = tw.tensor(images, device=device).to(layout="channels_last")
     y = tw.tensor(labels, device=device)
-    optimizer = tw.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    optimizer = optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
     def step():
         optimizer.zero_grad()
