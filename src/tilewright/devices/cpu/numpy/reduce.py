@@ -38,12 +38,16 @@ def _mean(a: Any, out: Any, x: Any) -> None:
 
 @numpy_kernel("var")
 def _var(a: Any, out: Any, x: Any) -> None:
+    """Two passes, corrected for the rounding of the mean (Chan, Golub and LeVeque, 1983)."""
     x = _wide(x)
+    count = _count(x, a.axes)
     d = np.empty_like(x)
-    np.subtract(x, np.add.reduce(x, axis=a.axes, keepdims=True) / x.dtype.type(max(_count(x, a.axes), 1)), out=d)
+    np.subtract(x, np.add.reduce(x, axis=a.axes, keepdims=True) / x.dtype.type(max(count, 1)), out=d)
+    left = np.add.reduce(d, axis=a.axes, keepdims=a.keepdims)
     np.multiply(d, d, out=d)
-    rest = _count(x, a.axes) - a.correction
-    np.divide(np.add.reduce(d, axis=a.axes, keepdims=a.keepdims), rest if rest > 0 else math.nan, out=out, casting="unsafe")
+    total = np.add.reduce(d, axis=a.axes, keepdims=a.keepdims) - left * left / x.dtype.type(max(count, 1))
+    rest = count - a.correction
+    np.divide(np.maximum(total, 0), rest if rest > 0 else math.nan, out=out, casting="unsafe")
 
 
 @numpy_kernel("logsumexp")
