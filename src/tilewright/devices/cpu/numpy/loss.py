@@ -24,11 +24,11 @@ def _store(out: np.ndarray, rows: np.ndarray) -> None:
 
 
 def _own(name: str, a: Any, target: Any, weight: Any, classes: int, dtype: Any) -> tuple[Any, Any, Any]:
-    """Targets with a class in place of the ignored, the class weight of each row, and which rows count (None: all)."""
+    """Targets with a class in place of the ignored, the weight of each row (None: all 1), and which count (None: all)."""
     t = target.reshape(-1)
     kept = None
     if t.size:
-        low, high = t.min(), t.max()
+        low, high = np.minimum.reduce(t), np.maximum.reduce(t)
         if low < 0 or high >= classes or low <= a.ignore_index <= high:
             kept = t != a.ignore_index
             wrong = t[kept & ((t < 0) | (t >= classes))]
@@ -37,19 +37,23 @@ def _own(name: str, a: Any, target: Any, weight: Any, classes: int, dtype: Any) 
             t = np.where(kept, t, 0)
             if not classes:  # every target is ignored: there is nothing to look up
                 return t, np.zeros(t.size, dtype), kept
-    own = np.ones(t.size, dtype) if weight is None else weight.astype(dtype)[t]
+    own = None if weight is None else weight.astype(dtype)[t]
     if kept is not None:
-        own *= kept
+        own = kept.astype(dtype) if own is None else own * kept
     return t, own, kept
+
+
+def _total(own: Any, rows: int) -> Any:
+    return rows if own is None else np.add.reduce(own, dtype=np.float64)
 
 
 def _scale(a: Any, total: Any) -> Any:
     return 1.0 if a.reduction != "mean" else 1.0 / total if total else 0.0
 
 
-def _picked(values: np.ndarray, own: np.ndarray) -> np.ndarray:
+def _picked(values: np.ndarray, own: Any) -> np.ndarray:
     """own * values, and 0 where own is 0 even if the value is infinite."""
-    return np.where(own != 0, own * values, own.dtype.type(0))
+    return values if own is None else np.where(own != 0, own * values, own.dtype.type(0))
 
 
 def _write_loss(a: Any, out: Any, losses: np.ndarray, total: Any) -> None:
@@ -79,7 +83,7 @@ def _cross_entropy(a: Any, outs: Any, logits: Any, target: Any, weight: Any) -> 
         return
     t, own, kept = _own("cross_entropy", a, target, weight, classes, z.dtype)
     if not classes:
-        losses = own
+        losses = np.zeros(rows, z.dtype)
     else:
         losses = _picked(logs[:, 0] - z[np.arange(rows), t], own)
         if a.smoothing:
@@ -87,7 +91,7 @@ def _cross_entropy(a: Any, outs: Any, logits: Any, target: Any, weight: Any) -> 
             spread = np.add.reduce(z if weight is None else _picked(z, np.broadcast_to(weight.astype(z.dtype), z.shape)), 1)
             spread = spread if kept is None else np.where(kept, spread, 0)
             losses = (1 - a.smoothing) * losses - (a.smoothing / classes) * spread
-    _write_loss(a, loss, losses, np.add.reduce(own, dtype=np.float64))
+    _write_loss(a, loss, losses, _total(own, rows))
 
 
 def _distribution(a: Any, target: Any, weight: Any) -> np.ndarray:
@@ -111,27 +115,28 @@ def _cross_entropy_grad(a: Any, out: Any, g: Any, p: Any, target: Any, weight: A
         _store(out, d)
         return
     t, own, kept = _own("cross_entropy", a, target, weight, classes, p.dtype)
-    share = own * p.dtype.type(1 - a.smoothing)
-    factor = g * p.dtype.type(_scale(a, np.add.reduce(own, dtype=np.float64)))  # (rows, 1) or (1, 1)
-    peak = share * factor[:, 0]
+    factor = g * p.dtype.type(_scale(a, _total(own, rows)))  # (rows, 1) or (1, 1)
+    share = p.dtype.type(1 - a.smoothing) if own is None else (own * p.dtype.type(1 - a.smoothing))[:, None]
+    peak = share * factor
     if a.smoothing and classes:
         w = np.ones(classes, p.dtype) if weight is None else weight.astype(p.dtype)
         each = w * p.dtype.type(a.smoothing / classes)
-        d = p * (share + np.add.reduce(each))[:, None]
+        d = p * (share + np.add.reduce(each))
         d -= each
         d *= factor
     else:
-        d = p * peak[:, None]
+        d = np.multiply(p, peak, out=out if out.ndim == 2 and out.dtype == p.dtype else None)
     if classes:
-        d[np.arange(rows), t] -= peak
+        d[np.arange(rows), t] -= peak[:, 0]
     if kept is not None:
         d[~kept] = 0
-    _store(out, d)
+    if d is not out:
+        _store(out, d)
 
 
 @numpy_kernel("nll_loss")
 def _nll_loss(a: Any, out: Any, x: Any, target: Any, weight: Any) -> None:
     x = _rows(x)
     t, own, _ = _own("nll_loss", a, target, weight, x.shape[1], x.dtype)
-    losses = -_picked(x[np.arange(len(t)), t], own) if x.shape[1] else own
-    _write_loss(a, out, losses, np.add.reduce(own, dtype=np.float64))
+    losses = -_picked(x[np.arange(len(t)), t], own) if x.shape[1] else np.zeros(len(t), x.dtype)
+    _write_loss(a, out, losses, _total(own, len(t)))
