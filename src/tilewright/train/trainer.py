@@ -228,7 +228,7 @@ class Trainer:
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "random": random.get_state(),
-                "callbacks": [c.state_dict() for c in self.callbacks],
+                "callbacks": {type(c).__name__: held for c in self.callbacks if (held := c.state_dict())},
                 "epoch": self.epoch,
                 "step": self.step,
                 "batch": self.batch,
@@ -245,8 +245,9 @@ class Trainer:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             random.set_state(state["random"])
-            for callback, held in zip(self.callbacks, state["callbacks"], strict=True):
-                callback.load_state_dict(held)
+            for callback in self.callbacks:
+                if type(callback).__name__ in state["callbacks"]:
+                    callback.load_state_dict(state["callbacks"][type(callback).__name__])
             for name, part in (("schedule", self.schedule), ("ema", self.ema), ("loader", train)):
                 if name in state and hasattr(part, "load_state_dict"):
                     part.load_state_dict(state[name])

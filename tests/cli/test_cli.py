@@ -1,0 +1,106 @@
+"""The commands, as a user runs them: in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def run(*arguments, cwd, code=0):
+    told = subprocess.run([sys.executable, "-W", "error", "-m", "tilewright.cli", *arguments], cwd=cwd, capture_output=True, text=True)
+    assert told.returncode == code, told.stdout + told.stderr
+    return told
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of two classes that a net can tell apart: stripes across and stripes down."""
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for k, name in enumerate(("across", "down")):
+        (root / name).mkdir()
+        for i in range(40):
+            a = rng.integers(0, 60, (16, 16, 3), dtype=np.uint8)
+            (a if k == 0 else a.transpose(1, 0, 2))[::4] += 180
+            Image.fromarray(a).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(pictures, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    told = run(
+        "train", "--data", f"folder:{pictures}", "--size", "16", "--epochs", "6", "--batch", "16", "--no-augment", "--out", "w.safetensors",
+        "--checkpoint", "run.ckpt", "--log", "log.jsonl", "--json", cwd=folder,
+    )  # fmt: skip
+    return folder, json.loads(told.stdout)
+
+
+def test_train(trained):
+    folder, told = trained
+    assert (folder / "w.safetensors").exists()
+    assert len(told["history"]) == 6
+    assert told["history"][-1]["val_accuracy"] > 0.9
+    assert any(k["op"] == "conv2d" for k in told["kernels"])
+    assert len((folder / "log.jsonl").read_text().splitlines()) >= 6
+
+
+def test_resume(trained, pictures):
+    folder, _ = trained
+    told = run(
+        "train", "--data", f"folder:{pictures}", "--size", "16", "--epochs", "7", "--batch", "16", "--no-augment", "--out", "w2.safetensors",
+        "--checkpoint", "run.ckpt", "--resume", "--json", cwd=folder,
+    )  # fmt: skip
+    assert len(json.loads(told.stdout)["history"]) == 7
+
+
+def test_eval_and_predict(trained, pictures):
+    folder, told = trained
+    score = json.loads(run("eval", "w.safetensors", "--data", f"folder:{pictures}", "--json", cwd=folder).stdout)
+    assert score["accuracy"] == told["history"][-1]["val_accuracy"]
+    files = [str(pictures / "across" / "0.png"), str(pictures / "down" / "0.png")]
+    answers = json.loads(run("predict", "w.safetensors", *files, "--json", cwd=folder).stdout)
+    assert [a["classes"][0]["class"] for a in answers] == ["across", "down"]
+    assert "across" in run("predict", "w.safetensors", files[0], cwd=folder).stdout
+
+
+def test_devices(tmp_path):
+    told = json.loads(run("devices", "--json", cwd=tmp_path).stdout)
+    assert told[0]["name"] == "cpu"
+    assert "missing" in told[1]
+    assert "cpu" in run("devices", cwd=tmp_path).stdout
+
+
+def test_summary(tmp_path):
+    told = json.loads(run("summary", "mobilenet_v2", "--json", cwd=tmp_path).stdout)
+    assert told["parameters"] == 3504872
+    assert 0.55e9 < told["flops"] < 0.65e9  # 300 million multiply-adds (Sandler et al., table 4)
+    assert "resnet" not in run("summary", "lenet", "--input", "1x1x28x28", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "none.safetensors", "x.png"], "none.safetensors: could not be read"),
+        (["train", "--data", "nothing"], "data 'nothing' is not known"),
+        (["train", "--model", "nothing", "--data", "digits"], "model 'nothing' is not known"),
+        (["train", "--data", "folder:missing"], "missing: no such folder"),
+        (["train", "--device", "tpu"], "device 'tpu' is not known"),
+        (["summary", "lenet", "--input", "3,3"], "must be sizes joined by x"),
+    ],
+)
+def test_errors_are_one_clear_line(arguments, message, tmp_path):
+    told = run(*arguments, cwd=tmp_path, code=2)
+    assert message in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_a_picture_that_is_none(trained):
+    folder, _ = trained
+    (folder / "bad.png").write_bytes(b"not a picture")
+    assert "bad.png: cannot be read as an image" in run("predict", "w.safetensors", "bad.png", cwd=folder, code=2).stderr
