@@ -28,8 +28,8 @@ class RmspropAttrs(NamedTuple):
 
 
 def _alike(p: Spec, *others: Spec | None) -> None:
-    if any(o is not None and (o.shape != p.shape or o.dtype is not p.dtype) for o in others):
-        raise ShapeError(f"optimizer: parameter {p}, gradient and state must have one shape and dtype and are {others}")
+    if p.ndim != 1 or any(o is not None and (o.shape != p.shape or o.dtype is not p.dtype) for o in others):
+        raise ShapeError(f"optimizer: parameter {p}, gradient and state must be flat, of one size and dtype, and are {others}")
 
 
 def _sgd_infer(a: SgdAttrs, p: Spec, g: Spec, v: Spec | None, hyper: Spec) -> Any:

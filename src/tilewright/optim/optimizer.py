@@ -16,39 +16,49 @@ from tilewright.ops.movement import CONCAT
 from tilewright.tensor import Tensor, tensor
 
 ALIGN = 64  # bytes between the starts of parameters
-GATHER = 1 << 18  # elements up to which gradients are gathered for one update; beyond, copying costs more than calls
+SMALL = 1 << 15  # elements up to which a gradient is gathered with others; beyond, copying costs more than a call
 
 
 class _Stretch:
-    """Parameters of one dtype and device, moved into one buffer; state vectors of the same form."""
+    """Parameters of one dtype and device, moved into one buffer; state vectors of the same form.
+
+    Small parameters lie first: their gradients are gathered and the lot is updated by one call.
+    """
 
     def __init__(self, params: list[Tensor], states: tuple[str, ...]) -> None:
         self.params = params
         first = params[0]
-        item = first.dtype.itemsize
-        self.starts: list[int] = []
-        total = 0
-        for p in params:
-            self.starts.append(total)
-            total += -(-p.size * item // ALIGN) * ALIGN // item
-        self.total = total
         device, self.dtype = first.device, first.dtype
+        item = self.dtype.itemsize
+        self.small = [i for i, p in enumerate(params) if p.size <= SMALL]
+        self.large = [i for i, p in enumerate(params) if p.size > SMALL]
+        self.starts = [0] * len(params)
+        pads, total = {}, 0
+        for i in self.small + self.large:
+            self.starts[i] = total
+            room = -(-params[i].nbytes // ALIGN) * ALIGN // item
+            pads[i] = room - params[i].size
+            total += room
+            if i in self.small:
+                self.head = total
         self.whole = _zeros(total, first)
+        self.states = {name: _zeros(total, first) for name in states}
         for p, start in zip(params, self.starts, strict=True):
             view = self.whole.buffer.view(start * item, p.nbytes)
             if device.kind == "cpu":
                 np.copyto(view.array(p.spec), p.numpy())
             p.buffer = view
         self.buffers = [p.buffer for p in params]
-        self.states = {name: _zeros(total, first) for name in states}
-        self.parts = [self._part(self.whole, i) for i in range(len(params))]
-        self.state_parts = {n: [self._part(t, i) for i in range(len(params))] for n, t in self.states.items()}
-        pads = [b - a - p.size for p, a, b in zip(params, self.starts, [*self.starts[1:], total], strict=True)]
-        self.pads = [_zeros(n, first) if n else None for n in pads]
+        self.parts = [self._part(self.whole, start, p.size) for start, p in zip(self.starts, params, strict=True)]
+        self.state_parts = {n: [self._part(t, start, p.size) for start, p in zip(self.starts, params, strict=True)] for n, t in self.states.items()}
+        if self.small:
+            self.head_part = self._part(self.whole, 0, self.head)
+            self.head_states = {n: self._part(t, 0, self.head) for n, t in self.states.items()}
+            self.pads = {i: _zeros(pads[i], first) if pads[i] else None for i in self.small}
 
-    def _part(self, t: Tensor, i: int) -> Tensor:
-        p, item = self.params[i], self.dtype.itemsize
-        return Tensor(t.buffer.view(self.starts[i] * item, p.nbytes), spec((p.size,), self.dtype), t.device)
+    def _part(self, t: Tensor, start: int, size: int) -> Tensor:
+        item = self.dtype.itemsize
+        return Tensor(t.buffer.view(start * item, size * item), spec((size,), self.dtype), t.device)
 
     def intact(self) -> bool:
         """Do the parameters still lie here? `Module.to` gives them other memory."""
@@ -62,15 +72,16 @@ class _Stretch:
         return Tensor(g.buffer, self.parts[i].spec, g.device)
 
     def update(self, op: Op, attrs: Any, names: tuple[str | None, ...], hyper: Tensor) -> None:
-        present = [i for i, p in enumerate(self.params) if p.grad is not None]
-        if len(present) == len(self.params) and len(present) > 1 and self.total <= GATHER:
-            pieces = [t for i in present for t in (self.flat_gradient(i), self.pads[i]) if t is not None]
-            states = [None if n is None else self.states[n] for n in names]
-            call_inplace(op, (self.whole, call(CONCAT, tuple(pieces), 0), *states, hyper), attrs)
-            return
-        for i in present:
-            states = [None if n is None else self.state_parts[n][i] for n in names]
-            call_inplace(op, (self.parts[i], self.flat_gradient(i), *states, hyper), attrs)
+        alone = self.small + self.large
+        if len(self.small) > 1 and all(self.params[i].grad is not None for i in self.small):
+            pieces = [t for i in self.small for t in (self.flat_gradient(i), self.pads[i]) if t is not None]
+            states = [None if n is None else self.head_states[n] for n in names]
+            call_inplace(op, (self.head_part, call(CONCAT, tuple(pieces), 0), *states, hyper), attrs)
+            alone = self.large
+        for i in alone:
+            if self.params[i].grad is not None:
+                states = [None if n is None else self.state_parts[n][i] for n in names]
+                call_inplace(op, (self.parts[i], self.flat_gradient(i), *states, hyper), attrs)
 
 
 def _zeros(n: int, like: Tensor) -> Tensor:
