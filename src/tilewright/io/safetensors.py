@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import tempfile
+import secrets
 import zlib
 from typing import Any
 
@@ -20,12 +21,13 @@ _NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-CHECKSUM = "tilewright.crc32"
+# Written under two names: a byte changed in one of them would make a file of ours look like one without a checksum.
+CHECKSUMS = ("tilewright.crc32", "checksum.crc32")
 
 
 def _checksum(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
     """Over every name, dtype, shape, value and note, in sorted order."""
-    crc = zlib.crc32(json.dumps(sorted((k, v) for k, v in metadata.items() if k != CHECKSUM)).encode())
+    crc = zlib.crc32(json.dumps(sorted((k, v) for k, v in metadata.items() if k not in CHECKSUMS)).encode())
     for name in sorted(arrays):
         a = arrays[name]
         crc = zlib.crc32(f"{name}|{a.dtype.name}|{a.shape}".encode(), crc)
@@ -42,33 +44,30 @@ def save_safetensors(path: str | os.PathLike[str], tensors: dict[str, Any], meta
     path = os.fspath(path)
     arrays = {k: np.ascontiguousarray(v.numpy() if isinstance(v, Tensor) else v).reshape(v.shape) for k, v in tensors.items()}
     notes = {k: str(v) for k, v in (metadata or {}).items()}
-    notes.setdefault("format", "tilewright")
-    notes[CHECKSUM] = _checksum(arrays, notes)
+    kinds = sorted({a.dtype.name for a in arrays.values()} - set(_NAMES.values()))
+    if kinds:
+        raise CheckpointError(f"{path}: was not written: there are arrays of {', '.join(kinds)}, which the format cannot hold; convert them first")
+    notes.update(dict.fromkeys(CHECKSUMS, _checksum(arrays, notes)))
     data = save(arrays, notes)
     write_atomically(path, data)
 
 
 def write_atomically(path: str, data: bytes) -> None:
     """Replace the file by `data`, or leave it as it was and raise CheckpointError."""
-    temporary = None
+    temporary = f"{path}.{secrets.token_hex(4)}.part"
     try:
-        handle, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", suffix=".part", dir=os.path.dirname(path) or ".")
-        with os.fdopen(handle, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "xb") as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise CheckpointError(f"{path}: could not be written ({error.strerror or error}); the file is as it was before") from error
-    except BaseException:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -88,15 +87,18 @@ def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
         notes = {str(k): str(v) for k, v in (header.get("__metadata__") or {}).items()}
         arrays = {}
         for name, entry in entries:
+            if entry["dtype"] not in _NAMES:
+                raise CheckpointError(f"{path}: {name} is of type {entry['dtype']}; {', '.join(_NAMES)} can be read, convert it first")
             kind = as_dtype(_NAMES[entry["dtype"]]).np
             arrays[name] = np.frombuffer(bytes(entry["data"]), kind).reshape(entry["shape"])
+    except CheckpointError:
+        raise
     except (SafetensorError, ValueError, KeyError, TypeError) as error:  # type: ignore[misc]
         raise CheckpointError(
             f"{path}: the file ({len(data)} bytes) is truncated, damaged or not a safetensors file ({error}); use another copy"
         ) from error
-    held = notes.get(CHECKSUM)
-    ours = notes.get("format", "").startswith("tilewright")  # a file of ours has a checksum, unless its name was hit
-    if (held is not None or ours) and held != _checksum(arrays, notes):
+    held = {notes.get(name) for name in CHECKSUMS}
+    if held != {None} and held != {_checksum(arrays, notes)}:
         raise CheckpointError(f"{path}: the contents do not match the file's checksum, so it was altered or damaged; use another copy")
     return arrays, notes
 

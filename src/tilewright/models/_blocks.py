@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.nn import BatchNorm2d, Conv2d, Hardswish, Identity, ReLU, ReLU6, Sequential, conv_bn_act
+from tilewright.nn import BatchNorm2d, Conv2d, Hardswish, ReLU, ReLU6, Sequential, conv_bn_act
 from tilewright.tensor import Tensor
 
 _LAYERS: dict[str, Any] = {"relu": ReLU, "relu6": ReLU6, "hard_swish": Hardswish}
@@ -23,27 +23,15 @@ class ConvNormActivation(Sequential):
             layers.append(_LAYERS[activation]())
         super().__init__(*layers)
         self.activation = activation
-        self.conv, self.norm = _Borrowed(conv), _Borrowed(layers[1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        if len(self._modules) > 2 and next(reversed(self._modules.values()))._hooks:
-            return super().forward(x)
-        return conv_bn_act(self.conv.module, self.norm.module, x, self.activation)
-
-
-class _Borrowed:
-    """A module referred to without being entered a second time."""
-
-    __slots__ = ("module",)
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        conv, norm, *act = self._modules.values()
+        if act and act[0]._hooks:
+            return act[0](conv_bn_act(conv, norm, x, None, residual))
+        return conv_bn_act(conv, norm, x, self.activation, residual)
 
 
 def divisible(value: float, by: int = 8) -> int:
     """The nearest multiple, at least `by` and not below nine tenths of the value (Sandler et al., 2018, the authors' code rule)."""
     out = max(by, int(value + by / 2) // by * by)
     return out + by if out < 0.9 * value else out
-
-
-__all__ = ["ConvNormActivation", "Identity", "divisible"]

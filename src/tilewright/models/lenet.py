@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from tilewright.nn import Conv2d, Linear, Module
-from tilewright.ops.conv2d import conv2d
-from tilewright.ops.matmul import linear
 from tilewright.ops.movement import flatten
 from tilewright.ops.pool2d import max_pool2d
 from tilewright.tensor import Tensor
@@ -23,11 +21,9 @@ class LeNet(Module):
         self.fc3 = Linear(84, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = max_pool2d(conv2d(x, self.conv1.weight, self.conv1.bias, padding=2, activation="relu"), 2)
-        x = max_pool2d(conv2d(x, self.conv2.weight, self.conv2.bias, activation="relu"), 2)
-        x = linear(flatten(x, 1), self.fc1.weight, self.fc1.bias, activation="relu")
-        x = linear(x, self.fc2.weight, self.fc2.bias, activation="relu")
-        return self.fc3(x)
+        x = max_pool2d(self.conv1(x, "relu"), 2)
+        x = max_pool2d(self.conv2(x, "relu"), 2)
+        return self.fc3(self.fc2(self.fc1(flatten(x, 1), "relu"), "relu"))
 
 
 def lenet(num_classes: int = 10, in_channels: int = 1, input_size: tuple[int, int] = (28, 28)) -> LeNet:

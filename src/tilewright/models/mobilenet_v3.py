@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tilewright.models._blocks import ConvNormActivation, divisible
 from tilewright.nn import Conv2d, Dropout, Hardswish, Linear, Module, Sequential, init
-from tilewright.ops.conv2d import conv2d
 from tilewright.ops.movement import flatten
 from tilewright.ops.pool2d import global_avg_pool2d
 from tilewright.tensor import Tensor
@@ -34,8 +33,7 @@ class SqueezeExcitation(Module):
         self.fc2 = Conv2d(squeezed, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        s = conv2d(global_avg_pool2d(x), self.fc1.weight, self.fc1.bias, activation="relu")
-        return x * conv2d(s, self.fc2.weight, self.fc2.bias, activation="hard_sigmoid")
+        return x * self.fc2(self.fc1(global_avg_pool2d(x), "relu"), "hard_sigmoid")
 
 
 class InvertedResidual(Module):
@@ -56,8 +54,11 @@ class InvertedResidual(Module):
         self.use_res_connect = stride == 1 and c == out
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.block(x)
-        return y + x if self.use_res_connect else y
+        *first, last = self.block._modules.values()
+        y = x
+        for layer in first:
+            y = layer(y)
+        return last(y, x if self.use_res_connect else None)
 
 
 class MobileNetV3(Module):

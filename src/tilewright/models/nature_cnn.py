@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from tilewright.nn import Conv2d, Linear, Module
-from tilewright.ops.conv2d import conv2d
-from tilewright.ops.matmul import linear
 from tilewright.ops.movement import flatten
 from tilewright.tensor import Tensor
 
@@ -21,10 +19,8 @@ class NatureCNN(Module):
         self.fc2 = Linear(512, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = conv2d(x, self.conv1.weight, self.conv1.bias, 4, activation="relu")
-        x = conv2d(x, self.conv2.weight, self.conv2.bias, 2, activation="relu")
-        x = conv2d(x, self.conv3.weight, self.conv3.bias, activation="relu")
-        return self.fc2(linear(flatten(x, 1), self.fc1.weight, self.fc1.bias, activation="relu"))
+        x = self.conv3(self.conv2(self.conv1(x, "relu"), "relu"), "relu")
+        return self.fc2(self.fc1(flatten(x, 1), "relu"))
 
 
 def nature_cnn(num_classes: int = 6, in_channels: int = 4) -> NatureCNN:

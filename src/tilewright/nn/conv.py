@@ -52,10 +52,12 @@ class _Conv(Module):
 
 
 class Conv2d(_Conv):
-    """(N, in, H, W) to (N, out, OH, OW); see `tilewright.conv2d`."""
+    """(N, in, H, W) to (N, out, OH, OW), with a residual and an activation where the call gives them; see `tilewright.conv2d`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+    def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+        return conv2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, residual=residual, activation=activation
+        )  # fmt: skip
 
 
 class Conv1d(_Conv):

@@ -36,7 +36,10 @@ def normal_(t: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 
 
 def trunc_normal_(t: Tensor, mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0) -> Tensor:
-    """Normal, drawn again where outside [low, high]."""
+    """Normal, drawn again where outside [low, high]. Raises ArgumentError where that would take for ever."""
+    ends = [math.erf((edge - mean) / (std * math.sqrt(2))) for edge in (low, high)] if std > 0 else [0.0, 0.0]
+    if ends[1] - ends[0] < 0.01:
+        raise ArgumentError(f"init: mean {mean} and std {std} leave less than a hundredth of the values in {low} to {high}; widen the range")
     values = np.array(random.normal(t.shape, mean=mean, std=std).numpy())
     while (outside := (values < low) | (values > high)).any():
         values[outside] = random.normal(int(outside.sum()), mean=mean, std=std).numpy()

@@ -12,7 +12,7 @@ from tilewright.tensor import Tensor, empty
 
 
 class Linear(Module):
-    """(..., in) to (..., out); see `tilewright.linear`."""
+    """(..., in) to (..., out), with an activation where the call gives one; see `tilewright.linear`."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
@@ -24,8 +24,8 @@ class Linear(Module):
             bound = 1 / math.sqrt(max(in_features, 1))
             init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
+        return linear(x, self.weight, self.bias, activation=activation)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -14,10 +14,13 @@ class _Loss(Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = options
+        self.options = {k: v for k, v in options.items() if not isinstance(v, Tensor)}
+        self.tensors = tuple(k for k, v in options.items() if isinstance(v, Tensor))
+        for name in self.tensors:  # so that class weights move with the module
+            self.register_buffer(name, options[name])
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return type(self).fn(x, target, **self.options)
+        return type(self).fn(x, target, **self.options, **{k: getattr(self, k) for k in self.tensors})
 
 
 class CrossEntropyLoss(_Loss):

@@ -9,8 +9,10 @@ import numpy as np
 
 from tilewright import devices
 from tilewright.dtypes import as_dtype
-from tilewright.errors import ArgumentError, CheckpointError
-from tilewright.tensor import Tensor, tensor
+from tilewright.errors import ArgumentError, CheckpointError, DTypeError
+from tilewright.tensor import Tensor, tensor, zeros_like
+
+SHOWN = 8  # misfits of each kind that a message lists
 
 
 class Parameter(Tensor):
@@ -33,6 +35,14 @@ class Parameter(Tensor):
 
 def _parameter(array: np.ndarray, dtype: Any, layout: str, device: str, requires_grad: bool) -> Parameter:
     return Parameter(tensor(array, dtype, device, layout=layout), requires_grad)
+
+
+def _kind(dtype: Any) -> str:
+    try:
+        kind = as_dtype(dtype).kind
+    except DTypeError:
+        return str(dtype)
+    return "i" if kind in "iu" else kind
 
 
 class Module:
@@ -62,10 +72,15 @@ class Module:
         elif "_parameters" in d:
             if name in d["_buffers"]:
                 d["_buffers"][name] = value
+            elif name in d["_parameters"] and isinstance(value, Tensor):
+                raise ArgumentError(f"{type(self).__name__}.{name} is a Parameter and the value a plain Tensor; assign Parameter(value)")
             elif name in d["_parameters"] or name in d["_modules"]:
                 d["_parameters"].pop(name, None)
                 d["_modules"].pop(name, None)
         d[name] = value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_folded"}  # what copies and pickles can make again
 
     def __delattr__(self, name: str) -> None:
         for kind in ("_parameters", "_buffers", "_modules"):
@@ -176,27 +191,33 @@ class Module:
         With `strict` every entry of the model must be there and no other.
         """
         own = {k: v for kind in ("_parameters", "_buffers") for k, v in self._named(kind)}
-        missing, extra = [k for k in own if k not in state], [k for k in state if k not in own]
-        wrong = [
-            f"{k}: {tuple(state[k].shape)} in the file, {v.shape} in the model"
-            for k, v in own.items()
-            if k in state and tuple(state[k].shape) != v.shape
+        found = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in state.items() if k in own}
+        missing, extra = [k for k in own if k not in found], [k for k in state if k not in own]
+        wrong = []
+        for k, v in found.items():
+            if tuple(v.shape) != own[k].shape:
+                wrong.append(f"{k}: {tuple(v.shape)} given, {own[k].shape} in the model")
+            elif _kind(v.dtype) != _kind(own[k].dtype):
+                wrong.append(f"{k}: {v.dtype} given, {own[k].dtype.name} in the model")
+        problems = [
+            f"{what} {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
+            for what, names in (("missing", missing if strict else []), ("not in the model", extra if strict else []), ("of another kind", wrong))
+            if names
         ]
-        problems = []
-        if strict and missing:
-            problems.append(f"missing {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''} ({len(missing)} in all)")
-        if strict and extra:
-            problems.append(f"not in the model {', '.join(extra[:5])}{' ...' if len(extra) > 5 else ''} ({len(extra)} in all)")
-        if wrong:
-            problems.append(f"of another shape {'; '.join(wrong[:5])}{' ...' if len(wrong) > 5 else ''}")
         if problems:
             raise CheckpointError(f"{type(self).__name__}.load_state_dict: the state does not fit: {'; '.join(problems)}; nothing was changed")
-        for k, v in own.items():
-            if k in state:
-                v.copy_(state[k])
+        for k, v in found.items():
+            own[k].copy_(v)
 
-    def to(self, device: Any = None, dtype: Any = None) -> Module:
-        """Move every parameter and buffer to a device, and the floating ones to a dtype, in place. Returns self."""
+    def to(self, target: Any = None, *, device: Any = None, dtype: Any = None) -> Module:
+        """Move every parameter and buffer to a device, and the floating ones to a dtype, in place. Returns self.
+
+        `target` may be a device, a device's name or a dtype. Gradients are dropped.
+        """
+        if isinstance(target, devices.Device) or (isinstance(target, str) and target.partition(":")[0] in devices.KINDS):
+            device = target
+        elif target is not None:
+            dtype = target
         place = None if device is None else devices.get(device)
         kind = None if dtype is None else as_dtype(dtype)
         for module in self.modules():
@@ -221,9 +242,10 @@ class Module:
             p.requires_grad_(requires_grad)
         return self
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, or make them zeros."""
         for p in self.parameters():
-            p.grad = None
+            p.grad = None if set_to_none or p.grad is None else zeros_like(p.grad)
 
     def extra_repr(self) -> str:
         return ""

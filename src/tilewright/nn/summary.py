@@ -6,15 +6,16 @@ import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tilewright import devices
 from tilewright.autograd import no_grad
+from tilewright.devices.null import NullDevice
 from tilewright.nn.module import Module
 from tilewright.tensor import Tensor, empty
 
 
 @dataclass
 class Row:
-    """One layer: its path and kind, output shape, parameters, floating-point operations and bytes of activations."""
+    """One layer, or what a module computes beside its layers: path, kind, output shape (None unless it is one tensor),
+    parameters, floating-point operations, and bytes of the tensors that its ops return."""
 
     name: str
     kind: str
@@ -26,7 +27,7 @@ class Row:
 
 @dataclass
 class Summary:
-    """`rows` for the leaf layers in the order they ran, and the totals."""
+    """`rows` in the order in which they finished, and the totals."""
 
     rows: list[Row] = field(default_factory=list)
     parameters: int = 0
@@ -53,54 +54,56 @@ class Summary:
 
 
 def summary(model: Module, input_shape: tuple[int, ...], dtype: Any = "float32") -> Summary:
-    """Shapes, parameters, FLOPs (a multiply-add counts two) and activation memory for one input of that shape."""
+    """Shapes, parameters, FLOPs (a multiply-add counts two) and activation memory of inference on one input of that shape."""
     out = Summary()
     for p in model.parameters():
         out.parameters += p.size
         out.parameter_bytes += p.nbytes
         out.trainable += p.size if p.requires_grad else 0
-    null = devices.get("null")
+    null = NullDevice("null")  # our own, so that nobody else's calls are counted
+    ledger = _Ledger()
+    null.plans = ledger  # type: ignore[assignment]
     twin = _twin(model, null)
-    costs: list[Any] = []
-
-    def enter(name: str) -> Any:
-        def hook(module: Module, args: Any, result: Any) -> None:
-            flops = sum(c.flops for c in costs)
-            costs.clear()
-            own = sum(p.size for p in module._parameters.values())
-            shape = result.shape if isinstance(result, Tensor) else None
-            size = result.nbytes if isinstance(result, Tensor) else 0
-            out.rows.append(Row(name, type(module).__name__, shape, own, flops, size))
-
-        return hook
-
-    leaves = {id(m) for m in twin.modules() if not m._modules}
-    removers = [m.register_forward_hook(enter(n)) for n, m in twin.named_modules() if id(m) in leaves]
-    held, null.plans = null.plans, _Count(costs)  # type: ignore[assignment]
-    try:
-        with no_grad():
-            twin(empty(*input_shape, dtype=dtype, device=null, layout="channels_last" if len(input_shape) == 4 else "contiguous"))
-    finally:
-        null.plans = held
-        for remove in removers:
-            remove()
-    rest = sum(c.flops for c in costs)
-    out.flops = sum(r.flops for r in out.rows) + rest
+    for name, module in twin.named_modules():
+        module.__dict__["_hooks"] = ()
+        module.__dict__["forward"] = _watched(name, module, ledger, out.rows)
+    with no_grad():
+        twin(empty(*input_shape, dtype=dtype, device=null, layout="channels_last" if len(input_shape) == 4 else "contiguous"))
+    out.flops = sum(r.flops for r in out.rows)
     out.activation_bytes = sum(r.activation_bytes for r in out.rows)
     return out
 
 
-class _Count:
+def _watched(name: str, module: Module, ledger: _Ledger, rows: list[Row]) -> Any:
+    """The module's forward, which also writes its row: what its ops cost less what its children's rows hold already."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        flops, held, start = ledger.flops, ledger.bytes, len(rows)
+        result = forward(*args, **kwargs)
+        flops = ledger.flops - flops - sum(r.flops for r in rows[start:])
+        held = ledger.bytes - held - sum(r.activation_bytes for r in rows[start:])
+        if not module._modules or flops or held:
+            shape = result.shape if isinstance(result, Tensor) else None
+            rows.append(Row(name, type(module).__name__, shape, sum(p.size for p in module._parameters.values()), flops, held))
+        return result
+
+    return run
+
+
+class _Ledger:
     """Stands in for a device's plans: keeps none, so that every call makes its own, and adds up what they cost."""
 
-    def __init__(self, costs: list[Any]) -> None:
-        self.costs = costs
+    def __init__(self) -> None:
+        self.flops = 0.0
+        self.bytes = 0
 
     def get(self, key: Any) -> None:
         return None
 
     def put(self, key: Any, plan: Any) -> None:
-        self.costs.append(plan.op.cost(plan.problem.attrs, *plan.problem.inputs))
+        self.flops += plan.op.cost(plan.problem.attrs, *plan.problem.inputs).flops
+        self.bytes += sum(s.nbytes for s in plan.out_specs)
 
 
 def _twin(model: Module, null: Any) -> Module:
@@ -114,6 +117,4 @@ def _twin(model: Module, null: Any) -> Module:
                     Tensor.__init__(t, null.allocate(v.nbytes), v.spec, null)
                     t.requires_grad = v.requires_grad
                     memo[id(v)] = t
-    for m in model.modules():
-        m.__dict__.pop("_folded", None)
     return copy.deepcopy(model, memo).eval()

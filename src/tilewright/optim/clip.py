@@ -6,9 +6,15 @@ import math
 from collections.abc import Iterable
 
 from tilewright.autograd import no_grad
+from tilewright.dtypes import float32
 from tilewright.ops.pointwise import clamp
 from tilewright.ops.reduce import sum as total
 from tilewright.tensor import Tensor
+
+
+def _square(g: Tensor) -> float:
+    g = g.to(dtype=float32) if g.dtype.itemsize < 4 else g
+    return float(total(g * g).item())
 
 
 def clip_grad_norm_(params: Iterable[Tensor], max_norm: float) -> float:
@@ -19,7 +25,7 @@ def clip_grad_norm_(params: Iterable[Tensor], max_norm: float) -> float:
     """
     with_grad = [p for p in params if p.grad is not None]
     with no_grad():
-        norm = math.sqrt(sum(float(total(p.grad * p.grad).item()) for p in with_grad))  # type: ignore[operator]
+        norm = math.sqrt(sum(_square(p.grad) for p in with_grad))  # type: ignore[arg-type]
         scale = max_norm / (norm + 1e-6)
         if not scale >= 1.0:
             for p in with_grad:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ArgumentError
+from tilewright.errors import ArgumentError, CheckpointError
 from tilewright.ops._call import call_inplace
 from tilewright.ops.norm import RUNNING, AverageAttrs
 from tilewright.tensor import Tensor, tensor
@@ -44,5 +44,8 @@ class EMA:
         return {"averages": [np.array(a.numpy()) for a in self.averages]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave. Raises CheckpointError, and changes nothing, when the shapes differ."""
+        if [tuple(v.shape) for v in state["averages"]] != [a.shape for a in self.averages]:
+            raise CheckpointError("EMA.load_state_dict: the averages are of another model; nothing was changed")
         for average, value in zip(self.averages, state["averages"], strict=True):
             average.copy_(tensor(value))

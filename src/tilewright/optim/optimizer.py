@@ -13,7 +13,7 @@ from tilewright.errors import ArgumentError, CheckpointError
 from tilewright.ops._call import call, call_inplace
 from tilewright.ops._op import Op
 from tilewright.ops.movement import CONCAT
-from tilewright.tensor import Tensor, tensor
+from tilewright.tensor import Tensor, tensor, zeros_like
 
 ALIGN = 64  # bytes between the starts of parameters
 SMALL = 1 << 15  # elements up to which a gradient is gathered with others; beyond, copying costs more than a call
@@ -132,11 +132,11 @@ class Optimizer:
             kinds.setdefault((p.dtype, p.device), []).append(p)
         return [_Stretch(ps, self.states) for ps in kinds.values()]
 
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, or make them zeros."""
         for group in self.groups:
             for p in group["params"]:
-                p.grad = None
+                p.grad = None if set_to_none or p.grad is None else zeros_like(p.grad)
 
     def hyper(self, group: dict[str, Any]) -> tuple[Op, Any, tuple[str | None, ...], list[float]]:
         """The update op, its attributes, the state it takes (None: absent) and its hyper-parameters."""

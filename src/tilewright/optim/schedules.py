@@ -92,22 +92,25 @@ class LinearWarmup(Schedule):
 
 
 class OneCycle(Schedule):
-    """Up to `max_lr` over the first `up` share of `total_steps`, then down to max_lr / 1e4, both along a cosine.
+    """From max_lr / `div` to `max_lr` over the first `up` share of `total_steps`, then to max_lr / `div` / `final_div` at the last.
 
-    Smith and Topin, "Super-convergence" (2018). The initial rate is max_lr / `div`.
+    Both ways along a cosine. Smith and Topin, "Super-convergence" (2018). Momentum stays as it is.
     """
 
-    def __init__(self, optimizer: Any, max_lr: float, total_steps: int, up: float = 0.3, div: float = 25.0) -> None:
+    def __init__(
+        self, optimizer: Any, max_lr: float, total_steps: int, up: float = 0.3, div: float = 25.0, final_div: float = 1e4
+    ) -> None:  # fmt: skip
         if total_steps < 1 or not 0 <= up <= 1:
             raise ArgumentError(f"OneCycle: total_steps {total_steps} must be at least 1 and up {up} in 0 to 1")
-        self.total, self.up, self.low = total_steps, up, 1 / div
+        self.peak, self.last = up * total_steps - 1, total_steps - 1
+        self.first, self.final = 1 / div, 1 / div / final_div
         for group in optimizer.groups:
             group["lr"] = max_lr
         super().__init__(optimizer)
 
     def factor(self, t: int) -> float:
-        peak = self.up * self.total
-        if t < peak:
-            return self.low + (1 - self.low) * 0.5 * (1 - math.cos(math.pi * t / peak))
-        done = min((t - peak) / max(self.total - peak, 1e-9), 1.0)
-        return 1e-4 + (1 - 1e-4) * 0.5 * (1 + math.cos(math.pi * done))
+        if t < self.peak:
+            return 1 + (self.first - 1) * 0.5 * (1 + math.cos(math.pi * t / self.peak))
+        down = max(self.peak, 0.0)
+        done = min((t - down) / (self.last - down), 1.0) if self.last > down else 1.0
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
