@@ -14,7 +14,7 @@ from tilewright import devices
 from tilewright.autograd import Node, mode
 from tilewright.devices.api import Config, Device, Kernel, Launch, Problem, Spec, spec
 from tilewright.dtypes import DType, promote, promote_scalar
-from tilewright.errors import DeviceError, DTypeError, TilewrightError
+from tilewright.errors import ArgumentError, DeviceError, DTypeError, TilewrightError
 from tilewright.ops._op import Op
 from tilewright.tensor import Tensor, full, tensor
 from tilewright.tune.select import choose
@@ -116,6 +116,8 @@ def make_plan(op: Op, attrs: Any, specs: Any, device: Device) -> Plan:
 
 @lru_cache(maxsize=512)
 def _constant(value: Any, kind: type, dtype: DType, device: Device, negative_zero: bool) -> Tensor:
+    if dtype.kind in "iu" and not dtype.min <= value <= dtype.max:
+        raise ArgumentError(f"the number {value} does not fit {dtype.name} ({dtype.min} to {dtype.max}); convert the tensor to a wider type")
     return full((), value, dtype=dtype, device=device)
 
 
@@ -135,12 +137,22 @@ def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
     raise DTypeError(f"an operand of type {type(value).__name__} is not a tensor, an array or a number")
 
 
+def _beside(t: Tensor, value: Any) -> tuple[Tensor, Tensor]:
+    """A tensor and the other operand, of one dtype; a number takes the tensor's, or both the number's higher kind."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (bool, int, float)):
+        dtype = promote_scalar(t.spec.dtype, value)
+        return t if dtype is t.spec.dtype else t.to(dtype=dtype), scalar(value, dtype, t.device)
+    return t, as_tensor(value, t)
+
+
 def operands(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """Two operands as tensors of one dtype (promoted, see `tilewright.dtypes`)."""
-    if not isinstance(a, Tensor):
-        a = as_tensor(a, b if isinstance(b, Tensor) else None)
     if not isinstance(b, Tensor):
-        b = as_tensor(b, a)
+        a, b = _beside(as_tensor(a), b)
+    elif not isinstance(a, Tensor):
+        b, a = _beside(b, a)
     da, db = a.spec.dtype, b.spec.dtype
     if da is not db:
         wide = promote(da, db)

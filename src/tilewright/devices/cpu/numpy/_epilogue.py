@@ -1,4 +1,4 @@
-"""What a kernel does to its output last: bias, residual, activation, in place."""
+"""Activations and their gradients in NumPy, and what a kernel does to its output last: bias, residual, activation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
+
+from tilewright.devices.cpu.numpy._blocks import elementwise
 
 
 def epilogue(y: np.ndarray, bias: Any, residual: Any, activation: str | None, alpha: float, beta: float) -> None:
@@ -15,7 +17,7 @@ def epilogue(y: np.ndarray, bias: Any, residual: Any, activation: str | None, al
     if residual is not None:
         y += residual
     if activation is not None:
-        activate(y, y, activation, alpha, beta)
+        elementwise(lambda o, v: activate(o, v, activation, alpha, beta), y, y)
 
 
 # Coefficients of W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969).
@@ -39,68 +41,213 @@ _LARGE_Q = (2.33520497626869185e-3, 6.05183413124413191e-2, 5.27905102951428412e
 def _ratio(x: np.ndarray, p: tuple[float, ...], q: tuple[float, ...]) -> np.ndarray:
     top, bottom = np.full_like(x, p[-1]), np.full_like(x, q[-1])
     for c in p[-2::-1]:
-        top = top * x + c
+        top *= x
+        top += c
     for c in q[-2::-1]:
-        bottom = bottom * x + c
-    return top / bottom
+        bottom *= x
+        bottom += c
+    top /= bottom
+    return top
 
 
-def erf(x: np.ndarray) -> np.ndarray:
-    """The error function in float64, to about one unit in the last place."""
-    x = x.astype(np.float64)
+def _tail(y: np.ndarray) -> np.ndarray:
+    """erfc(y) for y > 0.46875."""
+    out = np.empty_like(y)
+    middle = y <= 4
+    v = y[middle]
+    out[middle] = np.exp(-v * v) * _ratio(v, _MIDDLE_P, _MIDDLE_Q)
+    v = np.minimum(y[~middle], 30)  # erfc(30) is 0 in float64
+    inverse = 1 / (v * v)
+    out[~middle] = np.exp(-v * v) / v * (1 / math.sqrt(math.pi) + inverse * _ratio(inverse, _LARGE_P, _LARGE_Q))
+    return out
+
+
+def erf(x: np.ndarray, complement: bool = False) -> np.ndarray:
+    """The error function, or 1 minus it, in x's type (float32 or float64) to about one unit in the last place."""
     y = np.abs(x)
-    square = y * y
-    out = np.where(y <= 0.46875, x * _ratio(np.minimum(square, 0.25), _SMALL_P, _SMALL_Q), 0.0)
-    middle = (y > 0.46875) & (y <= 4)
-    if middle.any():
-        v = y[middle]
-        out[middle] = np.sign(x[middle]) * (1 - np.exp(-v * v) * _ratio(v, _MIDDLE_P, _MIDDLE_Q))
-    large = y > 4
-    if large.any():
-        v = np.minimum(y[large], 10.0)
-        inverse = 1 / (v * v)
-        tail = np.exp(-v * v) / v * (1 / math.sqrt(math.pi) + inverse * _ratio(inverse, _LARGE_P, _LARGE_Q))
-        out[large] = np.sign(x[large]) * (1 - tail)
-    return np.where(np.isnan(x), x, out)
+    near = np.minimum(y, 0.46875)
+    out = x * _ratio(near * near, _SMALL_P, _SMALL_Q)  # NaN stays
+    if complement:
+        np.subtract(1, out, out=out)
+    far = y > 0.46875
+    v = x[far]
+    tail = _tail(y[far])
+    out[far] = np.where(v > 0, tail, 2 - tail) if complement else np.copysign(1 - tail, v)
+    return out
+
+
+def _sigmoid(out: np.ndarray, x: np.ndarray) -> np.ndarray:
+    np.negative(x, out=out)
+    np.exp(out, out=out)
+    out += 1
+    return np.reciprocal(out, out=out)
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    out = np.abs(x)
+    np.negative(out, out=out)
+    np.exp(out, out=out)
+    np.log1p(out, out=out)
+    out += np.maximum(x, 0)
+    return out
+
+
+def _line(x: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    out = x * alpha
+    out += beta
+    return out
+
+
+def _elu(x: np.ndarray, alpha: float) -> np.ndarray:
+    low = np.expm1(np.minimum(x, 0))
+    low *= alpha
+    return np.where(x <= 0, low, x)
+
+
+_GELU = math.sqrt(2 / math.pi)
+_CUBE = 0.044715
+
+
+def _gelu_inner(x: np.ndarray) -> np.ndarray:
+    inner = x * x
+    inner *= _CUBE
+    inner += 1
+    inner *= x
+    inner *= _GELU
+    return np.tanh(inner, out=inner)
 
 
 def activate(out: np.ndarray, x: np.ndarray, name: str, alpha: float, beta: float) -> None:
-    """out := activation(x); `out` may be `x`."""
-    if name == "relu":
+    """out := activation(x); `out` may be `x`. Half types are computed in float32."""
+    if out.dtype.itemsize < 4:
+        wide = x.astype(np.float32)
+        activate(wide, wide, name, alpha, beta)
+        np.copyto(out, wide, casting="unsafe")
+    elif name == "relu":
         np.maximum(x, 0, out=out)
     elif name == "relu6":
         np.clip(x, 0, 6, out=out)
+    elif name == "hard_tanh":
+        np.clip(x, alpha, beta, out=out)
     elif name == "leaky_relu":
-        np.copyto(out, np.where(x > 0, x, x * x.dtype.type(alpha)))
+        np.copyto(out, np.where(x > 0, x, x * alpha))
     elif name == "tanh":
         np.tanh(x, out=out)
     elif name == "sigmoid":
         _sigmoid(out, x)
     elif name == "elu":
-        np.copyto(out, np.where(x > 0, x, np.expm1(np.minimum(x, 0)) * x.dtype.type(alpha)))
+        np.copyto(out, _elu(x, alpha))
+    elif name == "selu":
+        np.multiply(_elu(x, alpha), beta, out=out)
     elif name == "silu":
         np.multiply(x, _sigmoid(np.empty_like(x), x), out=out)
     elif name == "gelu":
-        np.copyto(out, x * 0.5 * (1 + erf(x / math.sqrt(2))), casting="unsafe")
+        half = erf(x * -math.sqrt(0.5), complement=True)
+        half *= 0.5
+        np.multiply(x, half, out=out)
     elif name == "gelu_tanh":
-        inner = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
-        np.copyto(out, 0.5 * x * (1 + inner), casting="unsafe")
+        inner = _gelu_inner(x)
+        inner += 1
+        inner *= 0.5
+        np.multiply(x, inner, out=out)
     elif name == "hard_sigmoid":
-        np.clip(x * x.dtype.type(alpha) + x.dtype.type(beta), 0, 1, out=out)
+        np.clip(_line(x, alpha, beta), 0, 1, out=out)
     elif name == "hard_swish":
-        np.multiply(x, np.clip(x * x.dtype.type(alpha) + x.dtype.type(beta), 0, 1), out=out)
+        line = _line(x, alpha, beta)
+        np.multiply(x, np.clip(line, 0, 1, out=line), out=out)
     elif name == "softplus":
-        np.logaddexp(x, 0, out=out)
+        np.copyto(out, _softplus(x))
+    elif name == "logsigmoid":
+        np.negative(_softplus(-x), out=out)
+    elif name == "softsign":
+        np.divide(x, np.abs(x) + 1, out=out)
     elif name == "mish":
-        np.multiply(x, np.tanh(np.logaddexp(x, x.dtype.type(0))), out=out)
+        np.multiply(x, np.tanh(_softplus(x)), out=out)
     else:
         raise NotImplementedError(name)
 
 
-def _sigmoid(out: np.ndarray, x: np.ndarray) -> np.ndarray:
-    half = x.dtype.type(0.5)
-    np.multiply(x, half, out=out)
-    np.tanh(out, out=out)
-    np.multiply(out, half, out=out)
-    np.add(out, half, out=out)
-    return out
+def activation_grad(out: np.ndarray, g: np.ndarray, s: np.ndarray, name: str, alpha: float, beta: float) -> None:
+    """out := g times the activation's derivative, from its output or input `s` (see `tilewright.ops._activation`)."""
+    if name in ("relu", "relu6", "hard_tanh"):
+        if name == "relu":
+            pass_ = s <= 0
+            np.logical_not(pass_, out=pass_)  # NaN lets the gradient through
+        else:
+            low, high = (0.0, 6.0) if name == "relu6" else (alpha, beta)
+            pass_ = s > low
+            np.logical_and(pass_, s < high, out=pass_)
+        np.multiply(g, pass_, out=out)
+    elif name == "tanh":
+        slope = s * s
+        np.subtract(1, slope, out=slope)
+        np.multiply(g, slope, out=out)
+    elif name == "sigmoid":
+        slope = 1 - s
+        slope *= s
+        np.multiply(g, slope, out=out)
+    elif name == "leaky_relu":
+        np.copyto(out, np.where(s > 0, g, g * alpha))
+    elif name in ("elu", "selu"):
+        slope = np.exp(np.minimum(s, 0))
+        slope *= alpha
+        slope = np.where(s <= 0, slope, s.dtype.type(1))
+        if name == "selu":
+            slope *= beta
+        np.multiply(g, slope, out=out)
+    elif name == "silu":
+        slope = _sigmoid(np.empty_like(s), s)
+        rest = 1 - slope
+        rest *= s
+        rest += 1
+        slope *= rest
+        np.multiply(g, slope, out=out)
+    elif name == "gelu":
+        slope = np.exp(s * s * -0.5)
+        slope *= s
+        slope *= 1 / math.sqrt(2 * math.pi)
+        cdf = erf(s * -math.sqrt(0.5), complement=True)
+        cdf *= 0.5
+        slope += cdf
+        np.multiply(g, slope, out=out)
+    elif name == "gelu_tanh":
+        t = _gelu_inner(s)
+        inner = s * s
+        inner *= 3 * _CUBE
+        inner += 1
+        inner *= s
+        inner *= _GELU
+        inner *= 1 - t
+        inner += 1
+        t += 1
+        t *= 0.5
+        t *= inner
+        np.multiply(g, t, out=out)
+    elif name == "hard_sigmoid":
+        line = _line(s, alpha, beta)
+        pass_ = line > 0
+        np.logical_and(pass_, line < 1, out=pass_)
+        np.multiply(g, pass_ * s.dtype.type(alpha), out=out)
+    elif name == "hard_swish":
+        line = _line(s, alpha, beta)
+        slope = np.where(line < 1, _line(s, 2 * alpha, beta), s.dtype.type(1))
+        np.multiply(g, np.where(line <= 0, s.dtype.type(0), slope), out=out)
+    elif name == "softplus":
+        np.multiply(g, _sigmoid(np.empty_like(s), s), out=out)
+    elif name == "logsigmoid":
+        np.multiply(g, _sigmoid(np.empty_like(s), -s), out=out)
+    elif name == "softsign":
+        slope = np.abs(s)
+        slope += 1
+        slope *= slope
+        np.divide(g, slope, out=out)
+    elif name == "mish":
+        t = np.tanh(_softplus(s))
+        slope = t * t
+        np.subtract(1, slope, out=slope)
+        slope *= s
+        slope *= _sigmoid(np.empty_like(s), s)
+        slope += t
+        np.multiply(g, slope, out=out)
+    else:
+        raise NotImplementedError(name)
