@@ -70,9 +70,13 @@ def _binary_samples(fill_a: str, fill_b: str, grad: bool, ints: bool) -> Callabl
         for b in (four, (1, 3, 1, 1), (2, 3, 1, 1)):
             out.append(Sample((Arg(four, layout=CHANNELS_LAST, fill=fill_a), Arg(b, layout=CHANNELS_LAST, fill=fill_b)), grad=grad))
         out.append(Sample((Arg(four, layout=CHANNELS_LAST, fill=fill_a), Arg(four, fill=fill_b)), grad=grad, note="two layouts"))
-        large = Arg((2, 32, 24, 25), layout=CHANNELS_LAST, fill=fill_a)
-        for b in (large.shape, (1, 32, 1, 1)):
-            out.append(Sample((large, Arg(b, layout=CHANNELS_LAST, fill=fill_b)), grad=False, note="large"))
+        large = (2, 32, 24, 25)
+        for layout in (CONTIGUOUS, CHANNELS_LAST):
+            for b in (large, (1, 32, 1, 1), (2, 32, 1, 1), (2, 1, 24, 25), (1, 32, 24, 25), (2, 1, 1, 1), (32, 1, 1), (25,), ()):
+                out.append(Sample((Arg(large, layout=layout, fill=fill_a), Arg(b, layout=layout, fill=fill_b)), grad=False, note="large"))
+        out.append(Sample((Arg(large, layout=CHANNELS_LAST, fill=fill_a), Arg((2, 32, 1, 1), fill=fill_b)), grad=False, note="two layouts"))
+        for a, b in (((40, 1000), (1000,)), ((40, 1000), (40, 1)), ((4, 10, 600), (4, 1, 600)), ((40, 1000), (40, 1000)), ((), (2000,))):
+            out.append(Sample((Arg(a, fill=fill_a), Arg(b, fill=fill_b)), grad=False, note="large"))
         if ints:
             out.append(Sample((Arg((2, 3), "int32", fill="int", low=1, high=9), Arg((3,), "int32", fill="int", low=1, high=9)), grad=False))
         return out
@@ -277,7 +281,7 @@ def _exactly(value: Any, other: Any) -> Any:
 def _holds(dtype: DType, value: Any) -> bool:
     if isinstance(value, (float, np.floating)):
         return dtype.is_floating
-    return not isinstance(value, (int, np.integer)) or dtype.kind not in "iu" or dtype.min <= value <= dtype.max
+    return not isinstance(value, (int, np.integer)) or dtype.kind not in "iu" or bool(dtype.min <= value <= dtype.max)
 
 
 def equal(a: Any, b: Any) -> Tensor:
@@ -809,10 +813,12 @@ def _grad_samples(name: str) -> Callable[[], list[Sample]]:
         out = [Sample((Arg(s), Arg(s, fill=fill, low=low, high=high)), attrs) for s in _SIZES]
         last = Arg((2, 3, 4, 5), layout=CHANNELS_LAST, fill=fill, low=low, high=high)
         out.append(Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST), last), attrs))
-        # Rectifiers' outputs lie on their bounds half the time: integers do too.
-        bounded = name in ("relu", "relu6", "hard_tanh")
-        wide = Arg((40, 1000), fill="int" if bounded else "uniform", low=-2, high=8) if name not in ("tanh", "sigmoid") else last
-        wide = Arg((40, 1000), fill=fill, low=low, high=high) if name in ("tanh", "sigmoid") else wide
+        if name in ("relu", "relu6", "hard_tanh"):  # whose outputs often lie on a bound
+            wide = Arg((40, 1000), fill="int", low=-2, high=8)
+        elif name in ranges:
+            wide = Arg((40, 1000), fill=fill, low=low, high=high)
+        else:
+            wide = Arg((40, 1000), fill="uniform", low=-12, high=12)
         out.append(Sample((Arg((40, 1000)), wide), attrs, grad=False, note="large"))
         if name in _OTHERS:
             wide = Arg((40, 1000), fill="uniform", low=-5, high=5)
@@ -827,7 +833,7 @@ def _activation_op(name: str) -> Op:
     return Op(
         name,
         lambda attrs, x: x,
-        lambda attrs, x: _activation.reference(name, *attrs, x),
+        lambda attrs, x: _activation.reference(name, attrs[0], attrs[1], x),
         _activation_vjp(name),
         _activation_samples(name),
         _gelu_errors if name == "gelu" else tuple,
@@ -846,7 +852,7 @@ def _grad_op(name: str) -> Op:
     return Op(
         f"{name}_grad",
         lambda attrs, g, s: s,
-        lambda attrs, g, s: g * _activation.derivative(name, *attrs, s),
+        lambda attrs, g, s: g * _activation.derivative(name, attrs[0], attrs[1], s),
         _grad_vjp(name),
         _grad_samples(name),
     )
