@@ -59,7 +59,7 @@ def _refuse(problem: Problem) -> list[str]:
     return reasons
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _forward(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool, threads: int) -> PrimitiveDesc:
     with runtime.denormals_kept():
         return _describe(a, x, w, y, bias, residual)
@@ -122,7 +122,7 @@ class Conv2d(Kernel):
         return launch
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _backward_data(c: Any, x: Spec, w: Spec, g: Spec, threads: int) -> PrimitiveDesc:
     weights = _any(_weights(w, c.groups))
     return capi.convolution_backward_data(_DIRECT, describe(x), weights, describe(g), hint=_hint(c, x, w, g), **_window(c))
@@ -159,7 +159,7 @@ class Conv2dInputGrad(Kernel):
         return launch
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _backward_weights(c: Any, x: Spec, w: Spec, g: Spec, bias: bool, threads: int) -> PrimitiveDesc:
     weights = _any(_weights(w, c.groups))
     b = MemoryDesc((g.shape[1],), weights.dtype, "a") if bias else None

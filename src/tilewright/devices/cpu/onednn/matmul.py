@@ -33,7 +33,7 @@ def _matrix(s: Spec, turned: bool, ndim: int) -> MemoryDesc:
     return MemoryDesc([1] * lead + dims, md.dtype, [s.size] * lead + strides)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _product(a: Any, x: Spec, y: Spec, out: Spec, threads: int) -> PrimitiveDesc:
     if out.ndim == 2 and out.shape[0] == 1:
         weights = _matrix(y, not a.tb, 2)
@@ -67,7 +67,7 @@ class Matmul(Kernel):
         return launch
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _linear(a: Any, x: Spec, w: Spec, b: Spec | None, y: Spec, packed: bool, threads: int) -> PrimitiveDesc:
     with runtime.denormals_kept():
         attr = Attr() if _loses_nan(a.activation) else add_epilogue(Attr(), a.activation, a.alpha, a.beta)

@@ -45,7 +45,7 @@ def _block(rows: int) -> int:
     return next(b for b in range(min(rows, _BLOCK), 0, -1) if rows % b == 0)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _column_sums(slices: int, rows: int, columns: int, threads: int) -> Any:
     ones, matrix = MemoryDesc((1, 1, rows)), MemoryDesc((slices, rows, columns))
     return capi.matmul(ones, matrix, None, MemoryDesc((slices, 1, columns)))

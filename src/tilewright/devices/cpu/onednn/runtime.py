@@ -426,12 +426,17 @@ class Exec:
 
     def _compile(self) -> Callable[..., None]:
         # All that the fast path touches is a local of this closure: attribute look-ups are most of its cost.
-        free, make, local, count = self._free, self._make, _local, self._count
+        free, local, count = self._free, _local, self._count
+        lib, described, scratch_md = self._lib, self._arguments, self._scratch_md
+
+        def make() -> _Arguments:  # not the method: a cycle through this object would keep its code until a collection
+            return _Arguments(lib, described, scratch_md)
+
         take, give = free.pop, free.append
         execute, set_handle, primitive = self._execute, self._set, c_void_p(self._prim_ptr)
         threads, scratch_bytes, expected = self.threads, self.scratch_bytes, len(self._arguments)
         # Also keeps the primitive alive as long as the closure.
-        owner, described = self.primitive, self._arguments
+        owner = self.primitive
 
         def run(*addresses: int) -> None:
             """Execute on the given addresses, one per bound argument and in their order."""

@@ -16,13 +16,13 @@ from tilewright.devices.cpu.onednn._common import attempt, refuse
 from tilewright.devices.cpu.onednn.capi import ARG_DIFF_DST, ARG_DIFF_SRC, ARG_DST, ARG_SRC, FORWARD_TRAINING, SOFTMAX, MemoryDesc
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _forward(log: bool, x: Spec, axis: int, threads: int) -> Any:
     md = MemoryDesc((x.size // x.shape[axis], x.shape[axis]))
     return capi.softmax_forward(FORWARD_TRAINING, SOFTMAX["log" if log else "accurate"], md, md, 1)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _backward(log: bool, x: Spec, axis: int, threads: int) -> Any:
     forward = _forward(log, x, axis, threads)
     md = forward.dst_md()
