@@ -56,10 +56,10 @@ def mobilenet_v3(blocks, plain, squeezed):
     """plain: blocks without an expansion; squeezed: blocks with squeeze-and-excitation."""
     names = conv_bn("features.0")
     for i in range(1, blocks + 1):
-        at, j = f"features.{i}.block", 0
-        for part in ([] if i in plain else ["expand"]) + ["depthwise"] + (["squeeze"] if i in squeezed else []) + ["project"]:
+        at = f"features.{i}.block"
+        parts = ([] if i in plain else ["expand"]) + ["depthwise"] + (["squeeze"] if i in squeezed else []) + ["project"]
+        for j, part in enumerate(parts):
             names += [*both(f"{at}.{j}.fc1"), *both(f"{at}.{j}.fc2")] if part == "squeeze" else conv_bn(f"{at}.{j}")
-            j += 1
     return [*names, *conv_bn(f"features.{blocks + 1}"), *both("classifier.0"), *both("classifier.3")]
 
 
@@ -74,11 +74,23 @@ NAMES = {
 SHAPES = {
     "resnet18": {"conv1.weight": (64, 3, 7, 7), "layer2.0.downsample.0.weight": (128, 64, 1, 1), "fc.weight": (1000, 512)},
     "resnet34": {"layer4.2.conv2.weight": (512, 512, 3, 3)},
-    "resnet50": {"layer1.0.downsample.0.weight": (256, 64, 1, 1), "layer3.0.conv2.weight": (256, 256, 3, 3), "layer4.0.conv1.weight": (512, 1024, 1, 1)},
+    "resnet50": {
+        "layer1.0.downsample.0.weight": (256, 64, 1, 1),
+        "layer3.0.conv2.weight": (256, 256, 3, 3),
+        "layer4.0.conv1.weight": (512, 1024, 1, 1),
+    },
     "mobilenet_v2": {"features.2.conv.1.0.weight": (96, 1, 3, 3), "features.17.conv.2.weight": (320, 960, 1, 1), "classifier.1.weight": (1000, 1280)},
-    "mobilenet_v3_large": {"features.4.block.2.fc1.weight": (24, 72, 1, 1), "features.16.0.weight": (960, 160, 1, 1), "classifier.3.weight": (1000, 1280)},
-    "mobilenet_v3_small": {"features.1.block.1.fc1.weight": (8, 16, 1, 1), "features.12.0.weight": (576, 96, 1, 1), "classifier.0.weight": (1024, 576)},
-}  # fmt: skip
+    "mobilenet_v3_large": {
+        "features.4.block.2.fc1.weight": (24, 72, 1, 1),
+        "features.16.0.weight": (960, 160, 1, 1),
+        "classifier.3.weight": (1000, 1280),
+    },
+    "mobilenet_v3_small": {
+        "features.1.block.1.fc1.weight": (8, 16, 1, 1),
+        "features.12.0.weight": (576, 96, 1, 1),
+        "classifier.0.weight": (1024, 576),
+    },
+}
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -147,11 +147,12 @@ class Module:
         for _, module in self.named_modules():
             yield module
 
-    def _named(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+    def _named(self, *kinds: str) -> Iterator[tuple[str, Tensor]]:
         for prefix, module in self.named_modules():
-            for name, value in module.__dict__[kind].items():
-                if value is not None:
-                    yield (f"{prefix}.{name}" if prefix else name), value
+            for kind in kinds:
+                for name, value in module.__dict__[kind].items():
+                    if value is not None:
+                        yield (f"{prefix}.{name}" if prefix else name), value
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Each parameter once, with its path."""
@@ -183,14 +184,14 @@ class Module:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers by path: the tensors themselves, detached."""
-        return {k: v.detach() for kind in ("_parameters", "_buffers") for k, v in self._named(kind)}
+        return {k: v.detach() for k, v in self._named("_parameters", "_buffers")}
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Copy values in by path (Tensors or arrays). Raises CheckpointError, and changes nothing, on any misfit.
 
         With `strict` every entry of the model must be there and no other.
         """
-        own = {k: v for kind in ("_parameters", "_buffers") for k, v in self._named(kind)}
+        own = dict(self._named("_parameters", "_buffers"))
         found = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in state.items() if k in own}
         missing, extra = [k for k in own if k not in found], [k for k in state if k not in own]
         wrong = []
