@@ -146,7 +146,9 @@ class Linear(Kernel):
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         plain = self._bind(problem, False)
-        w = problem.inputs[1]
+        x, w, _ = problem.inputs
+        assert x is not None
+        single = x.shape[0] == 1
         bias = problem.inputs[2] is not None
         made: list[Any] = []  # the packer and the run on packed weights, once there are weights to pack
 
@@ -174,7 +176,6 @@ class Linear(Kernel):
                 packed = pack(weights)
                 run(inputs[0].ptr, packed.ptr, outputs[0].ptr, *rest)
 
-        single = problem.inputs[0].shape[0] == 1  # type: ignore[union-attr]
         a, out = problem.attrs, problem.outputs[0]
         if not _loses_nan(a.activation):
             return launch
