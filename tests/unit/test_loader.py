@@ -34,7 +34,7 @@ def test_order_depends_on_seed_and_epoch_only(workers):
     mine = run(workers)
     assert mine == run(0)
     assert mine[0] != mine[1]
-    assert sorted(sum((y for _, y in mine[0]), [])) == list(range(50))
+    assert sorted(label for _, y in mine[0] for label in y) == list(range(50))
     assert mine != run(0, seed=2)
 
 
