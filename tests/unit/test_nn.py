@@ -197,7 +197,7 @@ def test_every_misfit_is_named_and_nothing_changes():
         net.load_state_dict(state)
     assert str(error.value) == (
         "Net.load_state_dict: the state does not fit: missing scale, heads.1.bias; not in the model other; of another kind "
-        "heads.0.weight: (4, 2) given, (2, 4) in the model, body.1.num_batches_tracked: float64 given, int64 in the model; nothing was changed"
+        "body.1.num_batches_tracked: float64 given, int64 in the model, heads.0.weight: (4, 2) given, (2, 4) in the model; nothing was changed"
     )
     assert same(before, values(net))
     with pytest.raises(CheckpointError, match=r"heads\.0\.weight: \(4, 2\) given") as error:
