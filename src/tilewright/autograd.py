@@ -182,6 +182,7 @@ def _run(
             heapq.heappush(heap, (-node.seq, node))
         slots[index] = gradient if slots[index] is None else slots[index] + gradient
 
+    useful = {} if wanted is None else _towards(roots, wanted)
     before = mode.enabled
     mode.enabled = create_graph
     try:
@@ -195,17 +196,25 @@ def _run(
                     t = ref()
                     if t is not None and gradients[index] is not None:
                         t.grad = gradients[index] if t.grad is None else t.grad + gradients[index]
+            needs = node.needs
             if wanted is not None:
                 for index, gradient in enumerate(gradients):
                     if (node.seq, index) in wanted and gradient is not None:
                         found[(node.seq, index)] = gradient
+                needs = useful.get(node)
+                if needs is None:
+                    continue  # nothing asked for lies behind it
             if node.freed:
                 raise AutogradError(f"{node.op.name}: this graph was already walked and freed; pass retain_graph=True to the first backward")
-            back = node.op.vjp(node, *gradients)  # type: ignore[misc]
+            all_needs, node.needs = node.needs, needs
+            try:
+                back = node.op.vjp(node, *gradients)  # type: ignore[misc]
+            finally:
+                node.needs = all_needs
             if not retain_graph:
                 node.free()
-            for edge, gradient in zip(node.edges, back if isinstance(back, tuple) else (back,), strict=True):
-                if edge is not None and gradient is not None:
+            for need, edge, gradient in zip(needs, node.edges, back if isinstance(back, tuple) else (back,), strict=True):
+                if need and gradient is not None:
                     add(edge, gradient)
     finally:
         mode.enabled = before
@@ -215,12 +224,36 @@ def _run(
         for leaf, gradient in leaves.values():
             if not create_graph:
                 gradient = gradient.detach()
+            if gradient.spec is not leaf.spec:
+                gradient = gradient.to(dtype=leaf.dtype, layout=leaf.layout)
             if leaf.grad is None:
                 leaf.grad = gradient
             else:
                 with _GradMode(create_graph):
                     leaf.grad = leaf.grad + gradient
     return found
+
+
+def _towards(roots: Sequence[Tensor], wanted: set[Any]) -> dict[Node, list[bool]]:
+    """For each node with a wanted tensor behind it: which of its inputs lead there."""
+    nodes: dict[Node, None] = {}
+    stack = [t._node for t in roots if t._node is not None]
+    while stack:
+        node = stack.pop()
+        if node not in nodes:
+            nodes[node] = None
+            stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
+    useful: dict[Node, list[bool]] = {}
+    for node in sorted(nodes, key=lambda n: n.seq):  # inputs before what uses them
+        leads = []
+        for e in node.edges:
+            if isinstance(e, tuple):
+                leads.append(e[0] in useful or (e[0].seq, e[1]) in wanted)
+            else:
+                leads.append(e is not None and id(e) in wanted)
+        if any(leads):
+            useful[node] = leads
+    return useful
 
 
 def _seed(t: Tensor, gradient: Any, who: str) -> Tensor:

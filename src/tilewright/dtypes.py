@@ -75,7 +75,7 @@ def as_dtype(value: Any) -> DType:
         found = _BY_NAME.get(value)
     if found is None:
         try:
-            found = _BY_NP.get(np.dtype(value))
+            found = _BY_NP.get(np.dtype(value).newbyteorder("="))
         except TypeError:
             found = None
     if found is None:
