@@ -121,7 +121,7 @@ def derivative(name: str, alpha: float, beta: float, s: np.ndarray) -> np.ndarra
     if name == "sigmoid":
         return s * (1 - s)
     if name == "leaky_relu":
-        return np.where(s > 0, 1.0, alpha)
+        return np.where(s <= 0, alpha, 1.0)
     if name == "elu":
         return np.where(s <= 0, alpha * np.exp(np.minimum(s, 0)), 1.0)
     if name == "selu":

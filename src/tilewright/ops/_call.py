@@ -118,7 +118,8 @@ def make_plan(op: Op, attrs: Any, specs: Any, device: Device) -> Plan:
 def _constant(value: Any, kind: type, dtype: DType, device: Device, negative_zero: bool) -> Tensor:
     if dtype.kind in "iu" and not dtype.min <= value <= dtype.max:
         raise ArgumentError(f"the number {value} does not fit {dtype.name} ({dtype.min} to {dtype.max}); convert the tensor to a wider type")
-    return full((), value, dtype=dtype, device=device)
+    with np.errstate(over="ignore"):  # beyond a floating type's range lies infinity
+        return full((), value, dtype=dtype, device=device)
 
 
 def scalar(value: Any, dtype: DType, device: Device) -> Tensor:

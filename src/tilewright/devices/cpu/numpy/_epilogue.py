@@ -187,7 +187,7 @@ def activation_grad(out: np.ndarray, g: np.ndarray, s: np.ndarray, name: str, al
         slope *= s
         np.multiply(g, slope, out=out)
     elif name == "leaky_relu":
-        np.copyto(out, np.where(s > 0, g, g * alpha))
+        np.copyto(out, np.where(s <= 0, g * alpha, g))
     elif name in ("elu", "selu"):
         slope = np.exp(np.minimum(s, 0))
         slope *= alpha

@@ -1,7 +1,8 @@
 """Pointwise ops by oneDNN: one pass through memory on all cores. Small tensors are quicker in NumPy.
 
-Only what keeps NaN and is as exact as an op's bound is here. Measured with oneDNN 3.2: eltwise clip, hardsigmoid and exp
-and binary max and min lose NaN, log is off by 3e-6 near 1 and soft_relu by 4e-6 below -20, so these ops stay with NumPy.
+Only what keeps NaN and infinities and is as exact as an op's bound is here. Measured with oneDNN 3.2: eltwise clip,
+hardsigmoid and exp and binary max and min lose NaN; relu does too, unless its slope is so small that it turns -inf into
+NaN; log is off by 3e-6 near 1 and soft_relu by 4e-6 below -20. These ops stay with NumPy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from tilewright.devices.api import Config, Kernel, Launch, Problem, Spec, register, registered, spec
 from tilewright.devices.cpu.onednn import capi, runtime
-from tilewright.devices.cpu.onednn._common import attempt, describe, refuse, relu_slope
+from tilewright.devices.cpu.onednn._common import attempt, describe, refuse
 from tilewright.devices.cpu.onednn.capi import (
     ARG_DIFF_DST,
     ARG_DIFF_SRC,
@@ -58,23 +59,17 @@ class Eltwise(Kernel):
 
     def _pd(self, problem: Problem) -> PrimitiveDesc:
         md = _flat(problem.outputs[0])
-        with runtime.denormals_kept():
-            return capi.eltwise_forward(FORWARD_TRAINING, ELTWISE[self.alg], md, md, *self._values(problem))
-
-    def _values(self, problem: Problem) -> tuple[float, float]:
-        alpha, beta = self.parameters(problem.attrs)
-        return (relu_slope() if self.alg == "relu" and alpha == 0.0 else alpha), beta
+        return capi.eltwise_forward(FORWARD_TRAINING, ELTWISE[self.alg], md, md, *self.parameters(problem.attrs))
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
         reasons = _refuse(problem)
-        if not reasons and self.alg == "relu" and self._values(problem)[0] == 0.0:
-            reasons = ["oneDNN's relu would turn NaN into 0 on this machine"]
+        if not reasons and self.alg == "relu" and self.parameters(problem.attrs)[0] == 0.0:
+            reasons = ["oneDNN's relu turns NaN into 0 where its slope is 0"]
         return reasons or attempt(lambda: self._pd(problem))
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         md = _flat(problem.outputs[0])
-        with runtime.denormals_kept():
-            run = runtime.bind(self._pd(problem), [(ARG_SRC, md), (ARG_DST, md)]).run
+        run = runtime.bind(self._pd(problem), [(ARG_SRC, md), (ARG_DST, md)]).run
         if not self.guard:
             return lambda inputs, outputs: run(inputs[0].ptr, outputs[0].ptr)
         plain = next(k for k in registered("cpu", self.op) if k.id == f"cpu.{self.op}.numpy").prepare(problem, (), device)
@@ -190,7 +185,6 @@ def _both(attrs: Any) -> tuple[float, float]:
 for _op in ("add", "sub", "mul", "div"):
     register(Binary(_op))
 for _kernel in (
-    Eltwise("relu", "relu", _none),
     Eltwise("abs", "abs", _none),
     Eltwise("sqrt", "sqrt", _none),
     Eltwise("leaky_relu", "relu", _alpha),
