@@ -66,8 +66,8 @@ def _rsqrt(out: np.ndarray, x: np.ndarray) -> None:
     np.reciprocal(out, out=out)
 
 
-def _where(out: np.ndarray, c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-    np.copyto(out, np.where(c, a, b))
+def _prelu(out: np.ndarray, x: np.ndarray, w: np.ndarray) -> None:
+    _epilogue.choose(out, x > 0, x, x * w)
 
 
 for _name, _f in {
@@ -113,8 +113,8 @@ for _name, _f in {
 _enter("pow", _pow)
 _enter("rsqrt", _rsqrt)
 _enter("erf", lambda out, x: np.copyto(out, _epilogue.erf(x)))
-_enter("where", _where)
-_enter("prelu", lambda out, x, w: np.copyto(out, np.where(x > 0, x, x * w)))
+register(NumpyKernel("where", lambda attrs, out, *arrays: elementwise(_epilogue.choose, out, *arrays)))
+_enter("prelu", _prelu)
 
 
 def _clamp(attrs: Any) -> Function:
