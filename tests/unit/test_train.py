@@ -91,6 +91,33 @@ def test_ctrl_c_saves_and_resumes_in_mid_epoch(tmp_path):
     assert [h["loss"] for h in whole.history] == [h["loss"] for h in second.history]
 
 
+def test_ctrl_c_then_fit_again_goes_on_in_mid_epoch(tmp_path):
+    whole, loader = make()
+    whole.fit(loader, 3)
+    for batches in (lambda loader: loader, lambda loader: PerEpoch(loader)):
+        first, loader = make(callbacks=[Interrupt(9)])
+        source = batches(loader)
+        with pytest.raises(Interrupted):
+            first.fit(source, 3)
+        first.callbacks.clear()
+        first.fit(source, 3)
+        for k, v in state(whole).items():
+            np.testing.assert_array_equal(state(first)[k], v)
+
+
+class PerEpoch:
+    """A plain iterable that has an order for each epoch, as other libraries' loaders do."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def set_epoch(self, epoch):
+        self.loader.set_epoch(epoch)
+
+    def __iter__(self):
+        yield from self.loader
+
+
 def test_a_damaged_checkpoint_leaves_the_model(tmp_path):
     first, loader = make(tmp_path)
     first.fit(loader, 1)

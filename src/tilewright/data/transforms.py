@@ -1,9 +1,10 @@
 """Augmentation: callables `transform(x, y, random) -> (x, y)` on whole batches.
 
 `x` is (N, C, H, W), uint8 in 0..255 or floating-point (0..1 where colour matters, before `Normalize`); `y` is
-the labels or None; `random` is a `BatchRandom`. A transform never writes to its input, keeps the memory layout
-(channels-last stays channels-last), and draws a fixed number of values per sample, so that what happens to a
-sample depends on the seed, the epoch and the sample alone. Any function of the same signature will do.
+the labels or None; `random` is a `BatchRandom`. A transform never writes to its input, keeps the memory
+layout (channels-last stays channels-last), and draws a fixed number of values per sample, so that what
+happens to a sample depends on the seed, the epoch and the sample alone. Any function of the same signature
+will do.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def _rule(holds: bool, transform: object, rule: str) -> None:
 
 
 def _pair(size: Size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    if isinstance(size, tuple | list):
+        return int(size[0]), int(size[1])
+    return int(size), int(size)
 
 
 def _sized(transform: object, size: Size) -> None:
@@ -95,7 +98,7 @@ class Normalize:
         _rule(bool(np.all(np.asarray(self.std) > 0)), self, "std must be above 0")
 
     def __call__(self, x, y, random):
-        _, c, h, w = _images(self, x)
+        n, c, h, w = _images(self, x)
         std = np.asarray(self.std, np.float64)
         scale = 1 / (std * 255) if x.dtype == np.uint8 else 1 / std
         shift = -np.asarray(self.mean, np.float64) / std
@@ -107,8 +110,8 @@ class Normalize:
         out = _new(x, h, w, np.float32)
         if _channels_last(x):
             # Whole rows at a time: an inner loop over three channels would cost several times more.
-            rows = out.transpose(0, 2, 3, 1).reshape(-1, h, w * c)
-            source = np.ascontiguousarray(_nhwc(x)).reshape(-1, h, w * c)
+            rows = _nhwc(out).reshape(n, h, w * c)
+            source = np.ascontiguousarray(_nhwc(x)).reshape(n, h, w * c)
             np.multiply(source, np.tile(scale, w), out=rows, dtype=np.float32, casting="same_kind")
             rows += np.tile(shift, w)
         else:
@@ -173,7 +176,7 @@ class CenterCrop:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """(height, width) pixels at a random place of the image, framed by `padding` pixels of `fill` on all sides."""
+    """(height, width) pixels at a random place of the image, framed by `padding` pixels of `fill`."""
 
     size: Size
     padding: int = 0
@@ -279,14 +282,15 @@ class RandomAffine:
     def __call__(self, x, y, random):
         n, _, h, w = _images(self, x)
         u = random.uniform(5)
-        angle, shear = np.deg2rad(self.degrees * (2 * u[:, 0] - 1)), np.deg2rad(self.shear * (2 * u[:, 1] - 1))
+        angle, shear = (
+            np.deg2rad(self.degrees * (2 * u[:, 0] - 1)),
+            np.deg2rad(self.shear * (2 * u[:, 1] - 1)),
+        )
         scale = self.scale[0] + u[:, 2] * (self.scale[1] - self.scale[0])
         shift = self.translate * (2 * u[:, 3:5] - 1) * [h, w]
         cos, sin, tan = np.cos(angle), np.sin(angle), np.tan(shear)
-        # Forward, in (row, column) about the centre: scale * rotation * shear. Output pixels look up its inverse.
-        forward = np.stack([cos, -sin + 0 * tan, sin + cos * tan, cos - sin * tan], 1).reshape(n, 2, 2)
-        forward = np.stack([forward[:, 0, 0], forward[:, 0, 1], sin, cos], 1).reshape(n, 2, 2)
-        forward[:, :, 0] += forward[:, :, 1] * tan[:, None]
+        # Forward, in (row, column) about the centre: anticlockwise rotation times shear. Output looks up the inverse.
+        forward = np.stack([cos - sin * tan, -sin, sin + cos * tan, cos], 1).reshape(n, 2, 2)
         inverse = np.linalg.inv(forward * scale[:, None, None])
         out = _new(x, h, w)
         step = max(1, (1 << 18) // max(1, h * w))  # images at a time: bounds the index arrays to a few MB
@@ -297,7 +301,7 @@ class RandomAffine:
 
 
 def _warp(x: np.ndarray, inverse: np.ndarray, shift: np.ndarray, fill: float) -> np.ndarray:
-    """Bilinear lookup: out(p) = x(inverse (p - centre - shift) + centre); x is (N, H, W, C), the result float32."""
+    """Bilinear: out(p) = x(inverse (p - centre - shift) + centre); x is (N, H, W, C), the result float32."""
     n, h, w, c = x.shape
     framed = np.full((n, h + 2, w + 2, c), fill, np.float32)
     framed[:, 1:-1, 1:-1] = x
@@ -323,8 +327,9 @@ def _warp(x: np.ndarray, inverse: np.ndarray, shift: np.ndarray, fill: float) ->
 class ColorJitter:
     """Change brightness, contrast, saturation and hue at random, in this order; the result is clipped once.
 
-    Each image's change is one affine map of its colours: brightness scales, contrast moves away from the image's
-    mean grey, saturation moves away from each pixel's grey (ITU-R BT.601), hue turns the I-Q plane of YIQ.
+    Each image's change is one affine map of its colours: brightness scales, contrast moves away from the
+    image's mean grey, saturation moves away from each pixel's grey (ITU-R BT.601), hue turns the I-Q plane of
+    YIQ.
 
     Args:
         brightness, contrast, saturation: the factor is even in max(0, 1 - value) .. 1 + value.
@@ -374,7 +379,10 @@ class ColorJitter:
             values = mix @ x.astype(np.float32).reshape(n, c, h * w)
         values += constant[:, None, None]
         np.clip(values, 0, 255 if x.dtype == np.uint8 else 1, out=values)
-        _store(*((_nhwc(out), values.reshape(n, h, w, c)) if _channels_last(x) else (out, values.reshape(x.shape))))
+        if _channels_last(x):
+            _store(_nhwc(out), values.reshape(n, h, w, c))
+        else:
+            _store(out, values.reshape(x.shape))
         return out, y
 
 
@@ -390,7 +398,7 @@ def _erase(x: np.ndarray, boxes: np.ndarray, which: np.ndarray, fill: float) -> 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Blank a square of `size` pixels centred anywhere, cut off at the edges (DeVries & Taylor, arXiv:1708.04552)."""
+    """Blank a square of `size` pixels centred anywhere (DeVries & Taylor, arXiv:1708.04552)."""
 
     size: int
     fill: float = 0.0
@@ -436,10 +444,11 @@ class RandomErasing:
 
 @dataclass(frozen=True)
 class Mixup:
-    """Mix each sample with another of its batch: lam x + (1 - lam) x', labels alike (Zhang et al., arXiv:1710.09412).
+    """Mix each sample with another of its batch, labels alike (Zhang et al., arXiv:1710.09412).
 
-    One lam per batch, from Beta(alpha, alpha). Images must be floating-point: put `Normalize` before. Labels (N,) of
-    integers become (N, num_classes) float32 of probabilities, which `cross_entropy` takes; (N, num_classes) stay so.
+    One lam per batch, from Beta(alpha, alpha). Images must be floating-point: put `Normalize` before. Labels
+    (N,) of integers become (N, num_classes) float32 of probabilities, which `cross_entropy` takes; (N,
+    num_classes) stay so.
     """
 
     num_classes: int

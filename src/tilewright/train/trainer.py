@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright import ops, random
 from tilewright.autograd import no_grad
+from tilewright.data.loader import as_batches
 from tilewright.errors import ArgumentError, CheckpointError, DataError
 from tilewright.tensor import Tensor, tensor
 from tilewright.train.callbacks import Callback, Progress
@@ -76,6 +77,7 @@ class Trainer:
         """
         if self.optimizer is None:
             raise ArgumentError("Trainer.fit: the trainer was made without an optimizer; pass one to Trainer(model, optimizer)")
+        train = as_batches(train)
         if resume is True:
             resume = self.checkpoint if self.checkpoint is not None and os.path.exists(self.checkpoint) else None
         if resume:
@@ -102,8 +104,10 @@ class Trainer:
             self.batches = len(train)
         except TypeError:
             self.batches = None
-        if self.batch == 0 and hasattr(train, "set_epoch"):
-            train.set_epoch(self.epoch)
+        train.set_epoch(self.epoch)
+        if self.batch:
+            # Where this trainer stands counts, not the loader: an interrupt may have fallen between the two.
+            train.load_state_dict({**train.state_dict(), "position": self.batch})
         self.model.train()
         waited, seen = 0.0, 0
         source = iter(train)
