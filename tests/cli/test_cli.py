@@ -104,3 +104,31 @@ def test_a_picture_that_is_none(trained):
     folder, _ = trained
     (folder / "bad.png").write_bytes(b"not a picture")
     assert "bad.png: cannot be read as an image" in run("predict", "w.safetensors", "bad.png", cwd=folder, code=2).stderr
+
+
+def test_ctrl_c_saves_and_says_so(tmp_path, pictures):
+    import os
+    import signal
+    import time
+
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "tilewright.cli", "train", "--data", f"folder:{pictures}", "--size", "16", "--epochs", "100000", "--batch", "16",
+            "--checkpoint", "run.ckpt",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    for _ in range(600):
+        time.sleep(0.1)
+        if os.path.exists(tmp_path / "run.ckpt"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "training was interrupted in epoch" in told
+    assert "run.ckpt" in told
+    assert "Traceback" not in told

@@ -6,15 +6,12 @@ import sys
 
 
 def main() -> None:
-    """Entry point: a refusal of ours is one clear line and exit code 2; Ctrl-C is 130."""
+    """Entry point: a refusal of ours is one clear line and exit code 2; Ctrl-C is 130 (typer's)."""
     from tilewright.cli._app import app
     from tilewright.errors import TilewrightError
 
     try:
         app()
-    except KeyboardInterrupt as error:
-        print(str(error) or "interrupted", file=sys.stderr)
-        sys.exit(130)
     except (TilewrightError, OSError) as error:
         print(f"tilewright: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import typer
@@ -35,7 +36,7 @@ def run(
     from tilewright.data import Compose, Loader, RandomAffine
     from tilewright.devices import get
     from tilewright.io import save_safetensors
-    from tilewright.train import JsonlLog, Trainer
+    from tilewright.train import Interrupted, JsonlLog, Trainer
 
     started = time.perf_counter()
     place = get(device)
@@ -59,7 +60,11 @@ def run(
         checkpoint=checkpoint,
         progress="off" if as_json else None,
     )
-    history = trainer.fit(loader, epochs, held_out, resume=checkpoint if resume and checkpoint and os.path.exists(checkpoint) else None)
+    try:
+        history = trainer.fit(loader, epochs, held_out, resume=checkpoint if resume and checkpoint and os.path.exists(checkpoint) else None)
+    except Interrupted as stopped:
+        print(f"tilewright: {stopped}", file=sys.stderr)
+        raise typer.Exit(130) from None
     save_safetensors(out, net.state_dict(), describe_model(model, arguments, facts))
     used = kernels_used(place)
     seconds = time.perf_counter() - started
