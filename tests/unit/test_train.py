@@ -186,3 +186,11 @@ def test_plain_progress_lines(capsys):
     err = capsys.readouterr().err
     assert "images/s" in err
     assert "waiting for data" in err
+
+
+def test_a_loss_that_is_not_finite_is_said_once():
+    trainer, loader = make()
+    broken = [(np.full_like(x, np.nan), y) for x, y in loader]
+    with pytest.warns(UserWarning, match="the loss is nan at step 1") as said:
+        trainer.fit(broken, 1)
+    assert len(said) == 1

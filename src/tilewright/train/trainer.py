@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -65,6 +67,7 @@ class Trainer:
         self.epoch = self.step = self.batch = self.epochs = 0
         self.batches: int | None = None
         self.stop = False
+        self._diverged = False
         self._sums: dict[str, Mean] = {}
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -166,6 +169,13 @@ class Trainer:
         if self.ema is not None:
             self.ema.update()
         value = float(loss.item())
+        if not math.isfinite(value) and not self._diverged:
+            self._diverged = True
+            warnings.warn(
+                f"Trainer: the loss is {value} at step {self.step + 1} and the weights may be lost; lower the learning rate, set clip_norm, "
+                "or look for NaN in the data",
+                stacklevel=2,
+            )
         if len(x):
             self._sums["loss"].add(value, len(x))
             for name, metric in self.metrics.items():
