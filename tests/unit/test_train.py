@@ -105,6 +105,27 @@ def test_ctrl_c_then_fit_again_goes_on_in_mid_epoch(tmp_path):
             np.testing.assert_array_equal(state(first)[k], v)
 
 
+@pytest.mark.parametrize("at", [1, 9])
+def test_an_interrupt_between_taking_a_batch_and_its_step_loses_no_batch(tmp_path, at):
+    whole, loader = make()
+    whole.fit(loader, 3)
+    first, loader = make(tmp_path)
+    step, calls = first._train_step, iter(range(1, 100))
+
+    def interrupted(x, y):
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return step(x, y)
+
+    first._train_step = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        first.fit(loader, 3)
+    second, loader = make(tmp_path, seed=99)
+    second.fit(loader, 3, resume=True)
+    for k, v in state(whole).items():
+        np.testing.assert_array_equal(state(second)[k], v)
+
+
 class PerEpoch:
     """A plain iterable that has an order for each epoch, as other libraries' loaders do."""
 

@@ -108,9 +108,8 @@ class Trainer:
         except TypeError:
             self.batches = None
         train.set_epoch(self.epoch)
-        if self.batch:
-            # Where this trainer stands counts, not the loader: an interrupt may have fallen between the two.
-            train.load_state_dict({**train.state_dict(), "position": self.batch})
+        # Where this trainer stands counts, not the loader: an interrupt may have fallen between the two.
+        train.load_state_dict({**train.state_dict(), "position": self.batch})
         self.model.train()
         waited, seen = 0.0, 0
         source = iter(train)
