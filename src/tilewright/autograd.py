@@ -7,7 +7,6 @@ everything that used it, since a node is always newer than its inputs: no recurs
 from __future__ import annotations
 
 import heapq
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.devices.api import sequence
 from tilewright.errors import AutogradError, ShapeError
 from tilewright.tensor import Tensor, ones_like
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class _Mode(threading.local):
-    enabled = True
+    def __init__(self) -> None:
+        self.enabled = True
+        self.before: list[bool] = []
 
 
 mode = _Mode()
@@ -35,14 +37,13 @@ class _GradMode:
 
     def __init__(self, enabled: bool) -> None:
         self._wanted = enabled
-        self._before: list[bool] = []
 
     def __enter__(self) -> None:
-        self._before.append(mode.enabled)
+        mode.before.append(mode.enabled)
         mode.enabled = self._wanted
 
     def __exit__(self, *exc: object) -> None:
-        mode.enabled = self._before.pop()
+        mode.enabled = mode.before.pop()
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(fn)
@@ -67,7 +68,7 @@ def is_grad_enabled() -> bool:
     return mode.enabled
 
 
-_sequence = itertools.count()
+Hook = Callable[[Tensor], "Tensor | None"]
 
 
 class Node:
@@ -85,6 +86,7 @@ class Node:
         "attrs",
         "device",
         "edges",
+        "hooks",
         "needs",
         "op",
         "out_specs",
@@ -102,7 +104,7 @@ class Node:
         out_specs: Any,
         outputs: Any,
     ) -> None:
-        self.seq = next(_sequence)
+        self.seq = next(sequence)
         self.op = op
         self.attrs = attrs
         self.device = device
@@ -124,6 +126,7 @@ class Node:
         self._inputs = inputs if saves is None else [t if i in saves else None for i, t in enumerate(inputs)]
         self._outputs = outputs if op.saves_outputs else None  # buffers, not tensors: those point back to this node
         self._kept: list[Any] | None = None
+        self.hooks: list[tuple[int, Hook]] | None = None
 
     @property
     def inputs(self) -> Sequence[Any]:
@@ -146,7 +149,28 @@ class Node:
     def keep_grad(self, t: Tensor) -> None:
         if self._kept is None:
             self._kept = []
-        self._kept.append((t._index, weakref.ref(t)))
+        if all(ref() is not t for _, ref in self._kept):
+            self._kept.append((t._index, weakref.ref(t)))
+
+    def check_unchanged(self) -> None:
+        """Raise AutogradError if what the gradient reads was written to after this call saved it."""
+        seq = self.seq
+        inputs: Any = self._inputs
+        for i, t in enumerate(inputs):
+            if t is not None and (stamp := t.buffer.stamped) is not None and stamp.written > seq:
+                # Products read only the other operands: where one input alone needs its gradient, it may have changed.
+                if self.needs.count(True) > self.needs[i] or sum(s is not None for s in inputs) == 1:
+                    raise AutogradError(self._changed(f"input {i}, of shape {t.shape}"))
+        if self._outputs is not None:
+            for i, buffer in enumerate(self._outputs):
+                if (stamp := buffer.stamped) is not None and stamp.written > seq:
+                    raise AutogradError(self._changed(f"result, of shape {self.out_specs[i].shape}"))
+
+    def _changed(self, what: str) -> str:
+        return (
+            f"{self.op.name}: its {what}, is needed for the gradient and was changed in place (an optimizer's step, copy_, "
+            "x[...] = value or numpy(writable=True)) after the op ran; change it after backward, or pass the op a clone()"
+        )
 
     def free(self) -> None:
         self._inputs = None
@@ -168,6 +192,7 @@ def _run(
     grads: dict[Any, list[Any]] = {}  # node -> gradient per output
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
     found: dict[Any, Tensor] = {}
+    lent = {id(s.buffer): s.buffer for s in seeds}  # memory that `.grad` must not share: the caller's, another `.grad`'s
     heap: list[tuple[int, Node]] = []
 
     def add(edge: Any, gradient: Tensor) -> None:
@@ -191,11 +216,15 @@ def _run(
         while heap:
             node = heapq.heappop(heap)[1]
             gradients = grads.pop(node)
+            if node.hooks is not None:
+                for index, hook in tuple(node.hooks):
+                    if gradients[index] is not None:
+                        gradients[index] = _hooked(hook, gradients[index])
             if node._kept is not None:
                 for index, ref in node._kept:
                     t = ref()
                     if t is not None and gradients[index] is not None:
-                        t.grad = gradients[index] if t.grad is None else t.grad + gradients[index]
+                        t.grad = _own(gradients[index], lent) if t.grad is None else t.grad + gradients[index]
             needs = node.needs
             if wanted is not None:
                 for index, gradient in enumerate(gradients):
@@ -206,6 +235,7 @@ def _run(
                     continue  # nothing asked for lies behind it
             if node.freed:
                 raise AutogradError(f"{node.op.name}: this graph was already walked and freed; pass retain_graph=True to the first backward")
+            node.check_unchanged()
             all_needs, node.needs = node.needs, needs
             try:
                 back = node.op.vjp(node, *gradients)  # type: ignore[misc]
@@ -216,22 +246,42 @@ def _run(
             for need, edge, gradient in zip(needs, node.edges, back if isinstance(back, tuple) else (back,), strict=True):
                 if need and gradient is not None:
                     add(edge, gradient)
+            del gradients, back, gradient  # else their memory would wait for the next node's
+        for key, (leaf, gradient) in leaves.items():
+            hooks: Any = getattr(leaf, "_hooks", ())
+            for _, hook in tuple(hooks):
+                gradient = _hooked(hook, gradient)
+            found[key] = gradient
+        if wanted is None:
+            for key, (leaf, _) in leaves.items():
+                gradient = found[key]
+                if not create_graph:
+                    gradient = gradient.detach()
+                if gradient.spec is not leaf.spec:
+                    gradient = gradient.to(dtype=leaf.dtype, layout=leaf.layout)
+                leaf.grad = _own(gradient, lent) if leaf.grad is None else leaf.grad + gradient
     finally:
         mode.enabled = before
-    for key, (_, gradient) in leaves.items():
-        found[key] = gradient
-    if wanted is None:
-        for leaf, gradient in leaves.values():
-            if not create_graph:
-                gradient = gradient.detach()
-            if gradient.spec is not leaf.spec:
-                gradient = gradient.to(dtype=leaf.dtype, layout=leaf.layout)
-            if leaf.grad is None:
-                leaf.grad = gradient
-            else:
-                with _GradMode(create_graph):
-                    leaf.grad = leaf.grad + gradient
     return found
+
+
+def _own(gradient: Tensor, lent: dict[int, Any]) -> Tensor:
+    """`gradient`, in memory that no one else was given: one gradient may reach several leaves, or be the caller's."""
+    key = id(gradient.buffer)
+    if key in lent:
+        return gradient.clone()
+    lent[key] = gradient.buffer
+    return gradient
+
+
+def _hooked(hook: Hook, gradient: Tensor) -> Tensor:
+    out = hook(gradient)
+    if out is None:
+        return gradient
+    if not isinstance(out, Tensor) or out.shape != gradient.shape:
+        given = f"shape {out.shape}" if isinstance(out, Tensor) else type(out).__name__
+        raise AutogradError(f"register_hook: a hook must return None or a Tensor of the gradient's shape {gradient.shape} and returned {given}")
+    return out
 
 
 def _towards(roots: Sequence[Tensor], wanted: set[Any]) -> dict[Node, list[bool]]:

@@ -6,14 +6,14 @@ weights write into a tensor, and they say so to its buffer. Views (`reshape`, `d
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright import devices
 from tilewright.devices.api import CHANNELS_LAST, CONTIGUOUS, Device, Spec, spec
-from tilewright.dtypes import DType, as_dtype, float32, int64
+from tilewright.dtypes import DType, as_dtype, float16, float32, float64, int64
 from tilewright.errors import ArgumentError, AutogradError, DeviceError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ class Tensor:
     """Made by `tilewright.tensor`, `from_numpy`, `zeros` and by ops; not by calling the class.
 
     Attributes: `shape` (logical, NCHW order), `dtype`, `layout` ("contiguous" or "channels_last"), `device`,
-    `requires_grad`, `grad` (a Tensor or None).
+    `requires_grad`, `grad` (a Tensor or None). Every op whose first operand is a tensor is also a method: `x.sum(1)` is
+    `tilewright.sum(x, 1)`.
     """
 
-    __slots__ = ("__weakref__", "_index", "_node", "buffer", "device", "grad", "requires_grad", "spec")
+    __slots__ = ("__weakref__", "_hooks", "_index", "_node", "buffer", "device", "grad", "requires_grad", "spec")
     __array_ufunc__ = None  # NumPy hands `array * tensor` to us
 
     def __init__(self, buffer: Any, spec: Spec, device: Device) -> None:
@@ -64,7 +65,13 @@ class Tensor:
         """Number of elements."""
         return self.spec.size
 
-    numel = size
+    def numel(self) -> int:
+        """Number of elements, as `size`."""
+        return self.spec.size
+
+    def dim(self) -> int:
+        """Number of axes, as `ndim`."""
+        return self.spec.ndim
 
     @property
     def nbytes(self) -> int:
@@ -109,9 +116,12 @@ class Tensor:
         export = getattr(self.buffer, "export", None)
         if export is None:
             return self.device.download(self.buffer, self.spec)
+        out = export(self.spec, writable)
         if writable:
+            if not out.flags.writeable:
+                raise ArgumentError("this tensor shares memory that its owner made read-only; write into a clone()")
             self.buffer.touch()
-        return export(self.spec, writable)
+        return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         out = self.numpy()
@@ -131,12 +141,19 @@ class Tensor:
         return self.numpy().tolist()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        """The DLPack capsule (zero-copy; CPU tensors of a type that NumPy exports, so not bfloat16)."""
+        """The DLPack capsule (zero-copy; CPU tensors of a type that NumPy exports, so not bfloat16).
+
+        As with `numpy(writable=True)`, finish writing through it before the tensor is used again.
+        """
         if self.device.kind != "cpu":
             raise DeviceError(f"DLPack export from {self.device.name} is not possible; move it with .to('cpu') first")
         if self.requires_grad:
             raise AutogradError("DLPack export of a tensor that requires a gradient would lose it; use .detach() first")
-        return self.numpy(writable=True).__dlpack__(**kwargs)
+        if self.dtype.name == "bfloat16":
+            raise DTypeError("DLPack export of bfloat16 is not possible through NumPy; export .float() instead")
+        buffer: Any = self.buffer
+        buffer.stamp.version += 1  # packed copies may become stale; whether it was written to is not known
+        return buffer.export(self.spec, True).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
@@ -194,6 +211,12 @@ class Tensor:
     def float(self) -> Tensor:
         return self.to(dtype=float32)
 
+    def double(self) -> Tensor:
+        return self.to(dtype=float64)
+
+    def half(self) -> Tensor:
+        return self.to(dtype=float16)
+
     def long(self) -> Tensor:
         return self.to(dtype=int64)
 
@@ -224,7 +247,11 @@ class Tensor:
             return self
         write = getattr(self.buffer, "array", None)
         if write is not None:
-            np.copyto(write(self.spec), array, casting="unsafe")
+            target = write(self.spec)
+            if not target.flags.writeable:
+                raise ArgumentError("copy_: the tensor shares memory that its owner made read-only; copy into a clone()")
+            with np.errstate(all="ignore"):
+                np.copyto(target, array, casting="unsafe")
             self.buffer.touch()
         else:
             self.buffer = self.device.upload(array.astype(self.dtype.np), self.spec)
@@ -259,6 +286,29 @@ class Tensor:
         if self._node is not None:
             self._node.keep_grad(self)
         return self
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Call `hook` with this tensor's gradient at every backward; what it returns, unless None, takes its place.
+
+        Returns a function that removes the hook. Raises AutogradError unless the tensor requires a gradient.
+        """
+        if not self.requires_grad:
+            raise AutogradError("register_hook: the tensor requires no gradient, so the hook would never run; call requires_grad_() first")
+        entry = (self._index, hook)
+        if self._node is not None:
+            if self._node.hooks is None:
+                self._node.hooks = []
+            hooks = self._node.hooks
+        else:
+            if not hasattr(self, "_hooks"):
+                self._hooks: list[Any] = []
+            hooks = self._hooks
+        hooks.append(entry)
+
+        def remove() -> None:
+            hooks[:] = [e for e in hooks if e is not entry]
+
+        return remove
 
     # -- operators (each is documented at the op of the same name) -----------------------------------------------
 
@@ -307,17 +357,23 @@ class Tensor:
     def __matmul__(self, other: Any) -> Tensor:
         return _ops.matmul(self, other)
 
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return _ops.matmul(other, self)
+
     def __neg__(self) -> Tensor:
         return _ops.neg(self)
+
+    def __pos__(self) -> Tensor:
+        return self
 
     def __abs__(self) -> Tensor:
         return _ops.abs(self)
 
     def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return _ops.equal(self, other)
+        return NotImplemented if other is None else _ops.equal(self, other)
 
     def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return _ops.not_equal(self, other)
+        return NotImplemented if other is None else _ops.not_equal(self, other)
 
     def __lt__(self, other: Any) -> Tensor:
         return _ops.less(self, other)
@@ -334,8 +390,20 @@ class Tensor:
     def __and__(self, other: Any) -> Tensor:
         return _ops.logical_and(self, other)
 
+    def __rand__(self, other: Any) -> Tensor:
+        return _ops.logical_and(other, self)
+
     def __or__(self, other: Any) -> Tensor:
         return _ops.logical_or(self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return _ops.logical_or(other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return _ops.logical_xor(self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return _ops.logical_xor(other, self)
 
     def __invert__(self) -> Tensor:
         return _ops.logical_not(self)
@@ -346,26 +414,50 @@ class Tensor:
     def __setitem__(self, index: Any, value: Any) -> None:
         _ops.setitem(self, index, value)
 
-    def __iter__(self) -> Any:
-        return (self[i] for i in range(len(self)))
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.spec.shape:
+            raise ShapeError("a 0-d tensor cannot be iterated over; use .item() for its value")
+        return iter(_ops.unbind(self))
 
-    def __getattr__(self, name: str) -> Any:
-        """Every op is also a method: `x.sum(1)` is `tilewright.sum(x, 1)`."""
-        op = None if name.startswith("_") else getattr(_ops, name, None)
-        if op is None:
-            raise AttributeError(f"a Tensor has no attribute {name!r}")
-        return partial(op, self)
+    def __contains__(self, value: Any) -> bool:
+        return bool(_ops.any(_ops.equal(self, value)).item())
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # ops enter themselves as methods when they are loaded
+
+    def view(self, *shape: Any) -> Tensor:
+        """As `reshape`, which shares memory where it can."""
+        return _ops.reshape(self, *shape)
+
+    def view_as(self, other: Tensor) -> Tensor:
+        """In the shape of another tensor."""
+        return _ops.reshape(self, other.shape)
+
+    reshape_as = view_as
+
+    def fill_(self, value: Any) -> Tensor:
+        """Overwrite every element with a number. Not recorded for gradients."""
+        return self.copy_(np.broadcast_to(np.asarray(value), self.shape))
+
+    def zero_(self) -> Tensor:
+        """Overwrite every element with 0. Not recorded for gradients."""
+        return self.fill_(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_restore, (np.array(self.numpy()), self.spec, self.device.name, self.requires_grad))
 
     def __deepcopy__(self, memo: Any) -> Tensor:
-        made = _restore(self.numpy(), self.spec, self.device.name, self.requires_grad)
+        made = self.detach().clone()
+        made.requires_grad = self.requires_grad
         memo[id(self)] = made
+        if self.grad is not None:
+            made.grad = self.grad.__deepcopy__(memo)
         return made
 
     @property
     def T(self) -> Tensor:
+        """All axes in reverse order."""
         return _ops.permute(self, tuple(reversed(range(self.ndim))))
 
 
@@ -412,6 +504,12 @@ def tensor(
         wanted = float32 if from_python and array.dtype == np.float64 else as_dtype(array.dtype)
     else:
         wanted = as_dtype(dtype)
+        if isinstance(data, (int, list, tuple)) and wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
+            low, high = int(array.min()), int(array.max())
+            if low < wanted.min or high > wanted.max:
+                raise ArgumentError(
+                    f"tensor(): values from {low} to {high} do not fit {wanted.name} ({wanted.min} to {wanted.max}); take a wider dtype"
+                )
     place = devices.get(device)
     target = spec(array.shape, wanted, layout or _layout_of(array))
     out = Tensor(place.upload(array, target), target, place)
@@ -437,8 +535,16 @@ def from_numpy(array: np.ndarray) -> Tensor:
 
 
 def from_dlpack(source: Any) -> Tensor:
-    """A CPU tensor that shares the memory of any object with `__dlpack__` (dense; see `from_numpy`)."""
-    return from_numpy(np.from_dlpack(source))
+    """A CPU tensor that shares the memory of any object with `__dlpack__` (dense; see `from_numpy`).
+
+    Raises DTypeError for a type that NumPy cannot import (bfloat16 is one), DeviceError for memory not on the CPU.
+    """
+    try:
+        array = np.from_dlpack(source)
+    except (BufferError, RuntimeError) as error:
+        kind = DTypeError if "type" in str(error).lower() else DeviceError
+        raise kind(f"from_dlpack: NumPy cannot share this {type(source).__name__}: {error}; convert it, or copy it to the CPU, first") from error
+    return from_numpy(array)
 
 
 def empty(*shape: Any, dtype: Any = float32, device: Any = None, layout: str = CONTIGUOUS) -> Tensor:

@@ -120,7 +120,7 @@ def test_indexing_like_numpy():
         np.testing.assert_array_equal(t[k].numpy(), a[k], err_msg=str(k))
     np.testing.assert_array_equal(t[t > 30].numpy(), a[a > 30])
     np.testing.assert_array_equal(t[tw.tensor([True, False, True])].numpy(), a[[True, False, True]])
-    for bad, match in ((3, "outside axis 0"), ((0, 0, 0, 0), "4 indices"), ("x", "not an integer")):
+    for bad, match in ((3, "outside axis 0"), ((0, 0, 0, 0), "4 axes are indexed"), ("x", "not an integer")):
         with pytest.raises((ArgumentError, ShapeError), match=match):
             t[bad]
     with pytest.raises(ArgumentError, match="outside the axis"):

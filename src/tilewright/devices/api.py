@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -94,14 +95,26 @@ def memory_order(ndim: int, layout: str) -> tuple[int, ...]:
     return axes if layout == CONTIGUOUS else (axes[0], *axes[2:], axes[1])
 
 
-class Stamp:
-    """Counts the writes to one block of memory after its creation; carries what was derived from it (packed weights)."""
+sequence = itertools.count()  # one order for the calls that autograd records and the writes into memory
 
-    __slots__ = ("__weakref__", "derived", "version")
+
+class Stamp:
+    """Counts the writes to one block of memory after its creation; carries what was derived from it (packed weights).
+
+    A buffer makes its stamp when it is first asked for, and keeps it as `stamped` (None before): who saved the buffer
+    at some point of `sequence` sees from `written` whether it was changed since.
+    """
+
+    __slots__ = ("__weakref__", "derived", "version", "written")
 
     def __init__(self) -> None:
         self.version = 0
+        self.written = -1
         self.derived: dict[Any, Any] = {}
+
+    def touch(self) -> None:
+        self.version += 1
+        self.written = next(sequence)
 
 
 @dataclass(frozen=True)

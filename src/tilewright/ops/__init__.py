@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import sys
 
@@ -10,7 +11,8 @@ from tilewright import tensor as _tensor
 from tilewright.tensor import Tensor
 
 # Every public function of a family file is a name of this package: a new op needs one file and no other edit.
-# SHARED lists a file's functions that other files use and that are no ops.
+# SHARED lists a file's functions that other files use and that are no ops. Those whose first operand is the tensor
+# they work on (named x, or a where there is a b) become methods of Tensor.
 for _info in pkgutil.iter_modules(__path__):
     if not _info.name.startswith("_"):
         _module = importlib.import_module(f"{__name__}.{_info.name}")
@@ -19,6 +21,8 @@ for _info in pkgutil.iter_modules(__path__):
                 continue
             if getattr(_value, "__module__", None) == _module.__name__ and callable(_value) and _name[0].islower():
                 globals()[_name] = _value
+                if not hasattr(Tensor, _name) and next(iter(inspect.signature(_value).parameters), "") in ("x", "a"):
+                    setattr(Tensor, _name, _value)
 
 _tensor._ops = sys.modules[__name__]
 __all__ = ["Tensor"]

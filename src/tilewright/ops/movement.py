@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import math
 from math import prod
 from typing import Any, NamedTuple
 
@@ -9,9 +11,9 @@ import numpy as np
 
 from tilewright.autograd import Node, mode
 from tilewright.devices.api import CHANNELS_LAST, CONTIGUOUS, Device, Spec, spec
-from tilewright.dtypes import DType, as_dtype, int64
+from tilewright.dtypes import DType, as_dtype, int64, promote
 from tilewright.errors import ArgumentError, AutogradError, DTypeError, ShapeError
-from tilewright.ops._call import as_tensor, call
+from tilewright.ops._call import as_tensor, call, need_tensor
 from tilewright.ops._grad import unbroadcast
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.tensor import Tensor, tensor, zeros
@@ -40,11 +42,19 @@ TO_LAYOUT = Op(
     lambda attrs, x: x.like(layout=attrs),
     lambda attrs, x: x,
     lambda node, g: to_layout(g, node.specs[0].layout),
-    lambda: [
-        Sample((Arg(s, layout=a),), b)
-        for s in ((2, 3, 4, 5), (2, 3, 4), (1, 2, 2, 3, 2), (0, 3, 2, 2))
-        for a, b in ((CONTIGUOUS, CHANNELS_LAST), (CHANNELS_LAST, CONTIGUOUS))
-    ],
+    lambda: (
+        [
+            Sample((Arg(s, layout=a),), b)
+            for s in ((2, 3, 4, 5), (2, 3, 4), (1, 2, 2, 3, 2), (0, 3, 2, 2))
+            for a, b in ((CONTIGUOUS, CHANNELS_LAST), (CHANNELS_LAST, CONTIGUOUS))
+        ]
+        + [
+            Sample((Arg((2, 24, 11, 13), t, a),), b, grad=False)
+            for t in ("float32", "bfloat16", "uint8", "int64")
+            for a, b in ((CONTIGUOUS, CHANNELS_LAST), (CHANNELS_LAST, CONTIGUOUS))
+        ]
+    ),
+    lambda: [ErrorSample(lambda: to_layout(zeros(1, 2, 3), "NHWC"), ArgumentError, "layout 'NHWC' is not one of contiguous, channels_last")],
     saves=(),
 )
 
@@ -66,8 +76,28 @@ CAST = Op(
     lambda attrs, x: x if attrs.is_floating and x.dtype.kind == "f" else x.astype(attrs.np),
     lambda node, g: cast(g, node.specs[0].dtype),
     lambda: [
-        Sample((Arg((2, 3), a),), as_dtype(b), grad=False)
-        for a, b in (("float32", "float64"), ("float32", "int32"), ("int64", "float32"), ("float32", "bfloat16"), ("uint8", "float16"))
+        Sample((Arg(s, a),), as_dtype(b), grad=False)
+        for s in ((2, 3), (3, 1500), (), (0, 2))
+        for a, b in (
+            ("float32", "float64"),
+            ("float32", "int32"),
+            ("int64", "float32"),
+            ("float32", "bfloat16"),
+            ("float32", "float16"),
+            ("float16", "float32"),
+            ("bfloat16", "float16"),
+            ("uint8", "float16"),
+            ("int64", "bool"),
+            ("bool", "float32"),
+            ("int32", "int8"),
+        )
+    ],
+    lambda: [
+        ErrorSample(
+            lambda: zeros(2).to("complex64"),
+            DTypeError,
+            "dtype 'complex64' is not one of float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool; convert the data first",
+        )
     ],
     saves=(),
 )
@@ -83,7 +113,12 @@ COPY = Op(
     lambda attrs, x: x,
     lambda attrs, x: x,
     lambda node, g: g,
-    lambda: [Sample((Arg((2, 3)),)), Sample((Arg((0,)),))],
+    lambda: [
+        Sample((Arg((2, 3)),)),
+        Sample((Arg((0,)),)),
+        Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST),)),
+        Sample((Arg((), "int8"),), grad=False),
+    ],
     saves=(),
 )
 
@@ -126,6 +161,19 @@ RESHAPE = Op(
         Sample((Arg((0, 3)),), (3, 0, 2)),
         Sample((Arg(()),), (1, 1)),
     ],
+    lambda: [
+        ErrorSample(lambda: reshape(zeros(2, 3), 4, 2), ShapeError, "reshape: (2, 3) has 6 elements and (4, 2) has 8; they must be equal"),
+        ErrorSample(
+            lambda: reshape(zeros(2, 3), -1, 4),
+            ShapeError,
+            "reshape: (2, 3) (6 elements) cannot become (-1, 4); the known sizes must divide the count",
+        ),
+        ErrorSample(lambda: flatten(zeros(2, 3, 4), 2, 1), ShapeError, "flatten: axis 2 lies after axis 1 in shape (2, 3, 4); give them in order"),
+        ErrorSample(
+            lambda: squeeze(zeros(2, 1), 0), ShapeError, "squeeze: axis 0 of shape (2, 1) has a size other than 1; only axes of size 1 can go"
+        ),
+        ErrorSample(lambda: unsqueeze(zeros(2), 3), ShapeError, "unsqueeze: axis 3 must be an integer from -2 to 1 for a tensor with 2 axes"),
+    ],
     saves=(),
 )
 
@@ -165,6 +213,12 @@ EXPAND = Op(
         Sample((Arg((1, 3, 1)),), (2, 3, 4)),
         Sample((Arg(()),), (2,)),
         Sample((Arg((1, 3, 1, 1), layout=CHANNELS_LAST),), (2, 3, 4, 5)),
+        Sample((Arg((1, 2)),), (0, 2)),
+    ],
+    lambda: [
+        ErrorSample(
+            lambda: expand(zeros(2, 3), 4, 3), ShapeError, "expand: (2, 3) cannot become (4, 3); only axes of size 1 grow, and new axes come first"
+        )
     ],
     saves=(),
 )
@@ -190,7 +244,7 @@ def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
     return reshape(x, (*x.shape[:a], prod(x.shape[a : b + 1]), *x.shape[b + 1 :]))
 
 
-def axis_of(name: str, axis: int, ndim: int) -> int:
+def axis_of(name: str, axis: Any, ndim: int) -> int:
     """An axis as a non-negative integer. Raises ShapeError when it is out of range."""
     if not isinstance(axis, (int, np.integer)) or not -ndim <= axis < ndim:
         raise ShapeError(f"{name}: axis {axis} must be an integer from {-ndim} to {ndim - 1} for a tensor with {ndim} axes")
@@ -202,7 +256,7 @@ def squeeze(x: Tensor, axis: Any = None) -> Tensor:
     if axis is None:
         drop = {i for i, s in enumerate(x.shape) if s == 1}
     else:
-        drop = {axis_of("squeeze", a, x.ndim) for a in ((axis,) if isinstance(axis, int) else axis)}
+        drop = {axis_of("squeeze", a, x.ndim) for a in ((axis,) if isinstance(axis, (int, np.integer)) else axis)}
         if any(x.shape[a] != 1 for a in drop):
             raise ShapeError(f"squeeze: axis {axis} of shape {x.shape} has a size other than 1; only axes of size 1 can go")
     return reshape(x, tuple(s for i, s in enumerate(x.shape) if i not in drop))
@@ -231,6 +285,8 @@ PERMUTE = Op(
         Sample((Arg(()),), ()),
         Sample((Arg((2, 3, 4, 5), layout=CHANNELS_LAST),), (0, 2, 1, 3)),
         Sample((Arg((0, 3)),), (1, 0)),
+        *[Sample((Arg((30, 7, 40), t),), (1, 2, 0), grad=False) for t in ("float32", "float16", "uint8", "int64")],
+        Sample((Arg((3, 16, 12, 14), layout=CHANNELS_LAST),), (1, 0, 3, 2)),
     ],
     lambda: [
         ErrorSample(
@@ -314,16 +370,23 @@ CONCAT = Op(
 
 
 def concat(tensors: Any, axis: int = 0) -> Tensor:
-    """Tensors joined along an axis."""
+    """Tensors joined along an axis, in the type that holds all of theirs and the layout of the first."""
     tensors = list(tensors)
     if not tensors:
         raise ArgumentError("concat: no tensors were given; there must be at least one")
-    layout = tensors[0].layout
-    return call(CONCAT, tuple(t.to(layout=layout) for t in tensors), axis_of("concat", axis, tensors[0].ndim))
+    need_tensor("concat", **{f"operand {i}": t for i, t in enumerate(tensors)})
+    layout, dtype = tensors[0].layout, tensors[0].dtype
+    for t in tensors:
+        dtype = promote(dtype, t.dtype)
+    return call(CONCAT, tuple([t.to(dtype=dtype, layout=layout) for t in tensors]), axis_of("concat", axis, tensors[0].ndim))
 
 
 def stack(tensors: Any, axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis."""
+    tensors = list(tensors)
+    for i, t in enumerate(tensors):
+        if t.shape != tensors[0].shape:
+            raise ShapeError(f"stack: operand 0 has shape {tensors[0].shape} and operand {i} {t.shape}; all must be equal")
     return concat([unsqueeze(t, axis) for t in tensors], axis)
 
 
@@ -362,6 +425,11 @@ SLICE = Op(
         [Sample((Arg(s),), Cut(c)) for s, c in _CUTS]
         + [Sample((Arg((2, 3, 4, 4), layout=CHANNELS_LAST),), Cut(((0, 2, 1), (1, 2, 1), (0, 4, 1), (3, 2, -2))))]
     ),
+    lambda: [
+        ErrorSample(lambda: zeros(2, 3)[2], ArgumentError, "index 2 is outside axis 0 of shape (2, 3); it must be from -2 to 1"),
+        ErrorSample(lambda: zeros(2, 3)[0, 0, 0], ShapeError, "3 axes are indexed and the tensor, of shape (2, 3), has 2"),
+        ErrorSample(lambda: narrow(zeros(4), 0, 3, 2), ShapeError, "narrow: 2 elements from 3 do not lie in axis 0 of shape (4,)"),
+    ],
     saves=(),
 )
 SLICE_PUT = Op(
@@ -370,6 +438,45 @@ SLICE_PUT = Op(
     _put,
     lambda node, v: call(SLICE, (v,), node.attrs.cut),
     lambda: [Sample((Arg(tuple(n for _, n, _ in c)),), Put(Cut(c), s)) for s, c in _CUTS],
+    saves=(),
+)
+
+
+class Sizes(NamedTuple):
+    axis: int
+    sizes: tuple[int, ...]
+
+
+def _split_vjp(node: Any, *gradients: Tensor | None) -> Tensor:
+    given = next(g for g in gradients if g is not None)
+    layout = node.specs[0].layout
+    return concat(
+        [
+            zeros(s.shape, dtype=s.dtype, device=given.device, layout=layout) if g is None else g.to(layout=layout)
+            for g, s in zip(gradients, node.out_specs, strict=True)
+        ],
+        node.attrs.axis,
+    )
+
+
+SPLIT = Op(
+    "split",
+    lambda a, x: tuple(x.like(shape=(*x.shape[: a.axis], n, *x.shape[a.axis + 1 :])) for n in a.sizes),
+    lambda a, x: tuple(np.split(x, np.cumsum(a.sizes)[:-1], a.axis)),
+    _split_vjp,
+    lambda: [
+        Sample((Arg((2, 7)),), Sizes(1, (3, 0, 4))),
+        Sample((Arg((3, 2)),), Sizes(0, (1, 1, 1))),
+        Sample((Arg((2, 6, 3, 3), layout=CHANNELS_LAST),), Sizes(1, (2, 4))),
+        Sample((Arg((0, 4)),), Sizes(1, (1, 3))),
+    ],
+    lambda: [
+        ErrorSample(
+            lambda: split(zeros(5, 2), [2, 2]), ShapeError, "split: sizes [2, 2] must be 0 or more and add up to the 5 of axis 0 of shape (5, 2)"
+        ),
+        ErrorSample(lambda: split(zeros(5), 0), ArgumentError, "split: size 0 must be at least 1"),
+        ErrorSample(lambda: chunk(zeros(5), 0), ArgumentError, "chunk: chunks 0 must be at least 1"),
+    ],
     saves=(),
 )
 
@@ -388,33 +495,56 @@ def split(x: Tensor, sizes: Any, axis: int = 0) -> tuple[Tensor, ...]:
     """Pieces along an axis: of one size (the last may be smaller), or of the sizes given (which must add up)."""
     axis = axis_of("split", axis, x.ndim)
     total = x.shape[axis]
-    if isinstance(sizes, int):
+    if isinstance(sizes, (int, np.integer)):
         if sizes < 1:
             raise ArgumentError(f"split: size {sizes} must be at least 1")
-        sizes = [min(sizes, total - i) for i in range(0, total, sizes)]
-    if sum(sizes) != total:
-        raise ShapeError(f"split: sizes {list(sizes)} add up to {sum(sizes)} and axis {axis} of shape {x.shape} has {total}")
-    starts = np.cumsum([0, *sizes])
-    return tuple(narrow(x, axis, int(s), int(n)) for s, n in zip(starts, sizes, strict=False))
+        sizes = [min(sizes, total - i) for i in range(0, total, sizes)] or [0]
+    sizes = tuple(int(n) for n in sizes)
+    if sum(sizes) != total or min(sizes, default=0) < 0:
+        raise ShapeError(f"split: sizes {list(sizes)} must be 0 or more and add up to the {total} of axis {axis} of shape {x.shape}")
+    if len(sizes) < 2:
+        return (x,) * len(sizes)
+    return call(SPLIT, (x,), Sizes(axis, sizes))
 
 
 def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of equal size along an axis; the last may be smaller."""
-    return split(x, max(1, -(-x.shape[axis_of("chunk", axis, x.ndim)] // max(chunks, 1))), axis)
+    if chunks < 1:
+        raise ArgumentError(f"chunk: chunks {chunks} must be at least 1")
+    return split(x, max(1, -(-x.shape[axis_of("chunk", axis, x.ndim)] // chunks)), axis)
+
+
+def unbind(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
+    """The slices along an axis, without it."""
+    axis = axis_of("unbind", axis, x.ndim)
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return tuple([reshape(t, shape) for t in split(x, (1,) * x.shape[axis], axis)])
 
 
 def flip(x: Tensor, axis: Any) -> Tensor:
     """Reversed along an axis or several."""
-    axes = {axis_of("flip", a, x.ndim) for a in ((axis,) if isinstance(axis, int) else axis)}
+    axes = {axis_of("flip", a, x.ndim) for a in ((axis,) if isinstance(axis, (int, np.integer)) else axis)}
     return call(SLICE, (x,), Cut(tuple((s - 1, s, -1) if i in axes and s else (0, s, 1) for i, s in enumerate(x.shape))))
 
 
-def roll(x: Tensor, shift: int, axis: int) -> Tensor:
-    """Elements moved by `shift` along an axis, those that leave coming in at the other end."""
-    axis = axis_of("roll", axis, x.ndim)
-    n = x.shape[axis]
-    k = shift % n if n else 0
-    return x if k == 0 else concat([narrow(x, axis, n - k, k), narrow(x, axis, 0, n - k)], axis)
+def roll(x: Tensor, shift: Any, axis: Any = None) -> Tensor:
+    """Elements moved by `shift` along an axis (one or several), those that leave coming in at the other end.
+
+    Without an axis, in the flattened tensor, as `numpy.roll`.
+    """
+    if axis is None:
+        return reshape(roll(reshape(x, (-1,)) if x.size else x, shift, 0), x.shape) if x.size else x
+    many = isinstance(axis, (tuple, list))
+    axes, shifts = (tuple(axis), tuple(shift)) if many else ((axis,), (shift,))
+    if len(axes) != len(shifts):
+        raise ArgumentError(f"roll: shift {shift} and axis {axis} must have one length")
+    for a, by in zip(axes, shifts, strict=True):
+        a = axis_of("roll", a, x.ndim)
+        n = x.shape[a]
+        k = by % n if n else 0
+        if k:
+            x = concat([narrow(x, a, n - k, k), narrow(x, a, 0, n - k)], a)
+    return x
 
 
 def tile(x: Tensor, *reps: Any) -> Tensor:
@@ -451,35 +581,124 @@ PAD = Op(
 )
 
 
+class BorderAttrs(NamedTuple):
+    widths: tuple[tuple[int, int], ...]  # per axis, before and after; 0 or more
+    mode: str  # "reflect" or "replicate"
+
+
+def _border_grad_reference(a: BorderAttrs, g: np.ndarray) -> np.ndarray:
+    sizes = tuple(s - b - e for s, (b, e) in zip(g.shape, a.widths, strict=True))
+    places = _border_reference(a, np.arange(math.prod(sizes)).reshape(sizes))
+    out = np.zeros(math.prod(sizes), g.dtype)
+    for place, value in zip(places.reshape(-1), g.reshape(-1), strict=True):
+        out[place] += value
+    return out.reshape(sizes)
+
+
+def _border_reference(a: BorderAttrs, x: np.ndarray) -> np.ndarray:
+    return np.pad(x, a.widths, "edge" if a.mode == "replicate" else "reflect")
+
+
+_BORDERS = (
+    ((5,), CONTIGUOUS, ((4, 3),)),
+    ((2, 3, 4), CONTIGUOUS, ((0, 0), (2, 1), (3, 0))),
+    ((2, 3, 4, 5), CHANNELS_LAST, ((0, 0), (0, 0), (1, 3), (2, 4))),
+    ((0, 3), CONTIGUOUS, ((0, 0), (1, 1))),
+)
+_MODES = ("reflect", "replicate")
+
+
+def _wider(shape: tuple[int, ...], widths: Any) -> tuple[int, ...]:
+    return tuple(s + b + e for s, (b, e) in zip(shape, widths, strict=True))
+
+
+PAD_BORDER = Op(
+    "pad_border",
+    lambda a, x: x.like(shape=_wider(x.shape, a.widths)),
+    _border_reference,
+    lambda node, g: call(PAD_BORDER_GRAD, (g,), node.attrs),
+    lambda: [Sample((Arg(s, layout=lay),), BorderAttrs(w, m)) for s, lay, w in _BORDERS for m in _MODES],
+    lambda: [
+        ErrorSample(
+            lambda: pad(zeros(1, 4), (4, 0), "reflect"),
+            ShapeError,
+            "pad: reflect by (4, 0) does not fit axis 1 of shape (1, 4); it takes at most size - 1, here 3",
+        ),
+        ErrorSample(
+            lambda: pad(zeros(1, 0), (1, 0), "replicate"),
+            ShapeError,
+            "pad: replicate by (1, 0) does not fit axis 1 of shape (1, 0); there is nothing to repeat",
+        ),
+        ErrorSample(lambda: pad(zeros(4), (1, 1), "wrap"), ArgumentError, "pad: mode 'wrap' must be 'constant', 'reflect' or 'replicate'"),
+    ],
+    saves=(),
+)
+PAD_BORDER_GRAD = Op(
+    "pad_border_grad",
+    lambda a, g: g.like(shape=tuple(s - b - e for s, (b, e) in zip(g.shape, a.widths, strict=True))),
+    _border_grad_reference,
+    lambda node, v: call(PAD_BORDER, (v,), node.attrs),
+    lambda: [Sample((Arg(_wider(s, w), layout=lay),), BorderAttrs(w, m)) for s, lay, w in _BORDERS for m in _MODES],
+    terms=lambda a, g: math.prod(1 + b + e for b, e in a.widths),
+    saves=(),
+)
+
+
 def pad(x: Tensor, widths: Any, mode: str = "constant", value: float = 0.0) -> Tensor:
     """Padding, widths as PyTorch's: (before, after) of the last axis, then of the one before it, and so on.
 
-    mode: "constant" (with `value`; negative widths crop), "reflect" (without repeating the edge) or "replicate".
+    mode: "constant" (with `value`), "reflect" (without repeating the edge; at most size - 1) or "replicate". Negative
+    widths crop. Raises ArgumentError for widths that are no pairs, ShapeError for those that do not fit.
     """
     flat = tuple(int(w) for w in widths)
     if len(flat) % 2 or len(flat) > 2 * x.ndim:
         raise ArgumentError(f"pad: widths {flat} must be pairs, at most one for each of the {x.ndim} axes")
-    pairs = [(0, 0)] * (x.ndim - len(flat) // 2) + [(flat[i], flat[i + 1]) for i in range(len(flat) - 2, -1, -2)]
+    pairs = ((0, 0),) * (x.ndim - len(flat) // 2) + tuple((flat[i], flat[i + 1]) for i in range(len(flat) - 2, -1, -2))
+    kept = [s + min(b, 0) + min(e, 0) for s, (b, e) in zip(x.shape, pairs, strict=True)]
+    if min(kept, default=0) < 0:
+        raise ShapeError(f"pad: widths {flat} crop more than shape {x.shape} has")
     if mode == "constant":
-        if any(s + b + e < 0 for s, (b, e) in zip(x.shape, pairs, strict=True)):
-            raise ShapeError(f"pad: widths {flat} crop more than shape {x.shape} has")
-        return call(PAD, (x,), PadAttrs(tuple(pairs), float(value)))
-    if mode not in ("reflect", "replicate"):
+        if not x.dtype.is_floating and not float(value).is_integer():
+            raise ArgumentError(f"pad: the value {value} is not a {x.dtype.name}; convert the tensor to a floating dtype first")
+        return call(PAD, (x,), PadAttrs(pairs, float(value)))
+    if mode not in _MODES:
         raise ArgumentError(f"pad: mode {mode!r} must be 'constant', 'reflect' or 'replicate'")
+    grown = tuple((max(b, 0), max(e, 0)) for b, e in pairs)
+    for axis, (b, e) in enumerate(grown):
+        n = x.shape[axis]  # of what is there before the crop, as the mirror sees it
+        if (b or e) and n == 0:
+            raise ShapeError(f"pad: {mode} by ({b}, {e}) does not fit axis {axis} of shape {x.shape}; there is nothing to repeat")
+        if mode == "reflect" and max(b, e) >= max(n, 1):
+            raise ShapeError(f"pad: reflect by ({b}, {e}) does not fit axis {axis} of shape {x.shape}; it takes at most size - 1, here {n - 1}")
+    out = call(PAD_BORDER, (x,), BorderAttrs(grown, mode)) if any(b or e for b, e in grown) else x
     for axis, (b, e) in enumerate(pairs):
-        if not b and not e:
-            continue
-        n = x.shape[axis]
-        if min(b, e) < 0 or n == 0 or (mode == "reflect" and max(b, e) >= n):
-            raise ShapeError(f"pad: {mode} of ({b}, {e}) does not fit axis {axis} of shape {x.shape}; reflect takes at most size - 1")
-        where_ = np.arange(-b, n + e)
-        if mode == "replicate":
-            where_ = where_.clip(0, n - 1)
-        else:
-            where_ = np.abs(where_)
-            where_ = np.where(where_ >= n, 2 * (n - 1) - where_, where_)
-        x = take(x, tensor(where_, int64, x.device), axis)
-    return x
+        out = narrow(out, axis, max(-b, 0), out.shape[axis] + min(b, 0) + min(e, 0))
+    return out
+
+
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The lower triangle of the last two axes up to a diagonal (0 the main one, positive above it); zeros elsewhere."""
+    return _triangle("tril", x, np.tri(x.shape[-2], x.shape[-1], diagonal, dtype=bool) if x.ndim > 1 else None)
+
+
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The upper triangle of the last two axes from a diagonal on (0 the main one, positive above it); zeros elsewhere."""
+    return _triangle("triu", x, ~np.tri(x.shape[-2], x.shape[-1], diagonal - 1, dtype=bool) if x.ndim > 1 else None)
+
+
+def _triangle(name: str, x: Tensor, keep: np.ndarray | None) -> Tensor:
+    from tilewright.ops.pointwise import where
+
+    if keep is None:
+        raise ShapeError(f"{name}: a tensor of shape {x.shape} has no triangle; it must have 2 axes or more")
+    return where(tensor(keep, device=x.device), x, 0)
+
+
+def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
+    """`value` where the bool mask (broadcast to x) is true, x elsewhere."""
+    from tilewright.ops.pointwise import where
+
+    return where(mask, value, x)
 
 
 # -- indices -----------------------------------------------------------------------------------------------------------
@@ -636,29 +855,76 @@ def scatter_add(x: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
     return call(SCATTER_ADD, (x, index, source), axis_of("scatter_add", axis, x.ndim))
 
 
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, (Tensor, np.ndarray)) and item.dtype.name == "bool"
+
+
+def _nonzero(mask: Any, axis: int, x: Tensor) -> list[Any]:
+    """A mask as one integer array for each axis that it covers."""
+    mask = np.asarray(mask)
+    if mask.ndim == 0:
+        raise ArgumentError("a single bool is not an index; use where, or an if")
+    if mask.shape != x.shape[axis : axis + mask.ndim]:
+        raise ShapeError(f"a mask of shape {mask.shape} does not fit the axes of {x.shape} from axis {axis} on; it must have their sizes")
+    return list(np.nonzero(mask))
+
+
+def _listed(item: list[Any]) -> np.ndarray:
+    array = np.asarray(item)
+    return array if array.size else array.astype(np.int64)
+
+
+def _flat_index(indices: list[Any], sizes: list[int]) -> np.ndarray:
+    """Several index arrays, broadcast against each other, as positions in their axes flattened."""
+    try:
+        arrays = np.broadcast_arrays(*[np.asarray(i) for i in indices])
+    except ValueError:
+        raise ShapeError(f"index arrays of shapes {[tuple(np.shape(i)) for i in indices]} do not broadcast against each other") from None
+    flat = np.zeros(arrays[0].shape, np.int64)
+    for a, size in zip(arrays, sizes, strict=True):
+        if a.dtype.kind not in "iu":
+            raise DTypeError(f"take: the index is {a.dtype}; it must be integers")
+        if a.size and not (-size <= a.min() and a.max() < size):
+            raise ArgumentError(
+                f"index {a.max() if a.max() >= size else a.min()} is outside an axis of size {size}; it must be from {-size} to {size - 1}"
+            )
+        flat = flat * size + np.where(a < 0, a + size, a)
+    return flat
+
+
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """NumPy's indexing: integers, slices with any step, Ellipsis, None, a bool mask, and integer tensors or lists."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    masks = [i for i in items if isinstance(i, (Tensor, np.ndarray)) and str(getattr(i.dtype, "name", i.dtype)) == "bool"]
-    if masks:
-        if len(items) > 1:
-            raise ArgumentError("a bool mask can only be the whole index; combine conditions with & instead")
-        mask = np.asarray(masks[0])
-        if mask.shape != x.shape[: mask.ndim]:
-            raise ShapeError(f"a mask of shape {mask.shape} does not fit the first axes of {x.shape}")
-        flat = reshape(x, (mask.size, *x.shape[mask.ndim :]))
-        return take(flat, tensor(np.flatnonzero(mask), int64, x.device), 0)
-    given = sum(1 for i in items if i is not None and i is not Ellipsis)
-    if given > x.ndim:
-        raise ShapeError(f"{given} indices were given for a tensor with {x.ndim} axes")
-    if sum(1 for i in items if i is Ellipsis) > 1:
-        raise ArgumentError("an index can have one Ellipsis")
-    at = next((k for k, i in enumerate(items) if i is Ellipsis), len(items))
-    items[at : at + 1] = [slice(None)] * (x.ndim - given)
+    """NumPy's indexing: integers, slices with any step, Ellipsis, None, bool masks, and integer tensors, arrays or lists.
+
+    The result is a copy. Masks and pairs of index arrays are read by the host. Raises ArgumentError for an index out of
+    range and ShapeError for too many.
+    """
+    items: list[Any] = []
+    axis = 0
+    spread = -1  # where the Ellipsis stands
+    given = tuple([_listed(i) if isinstance(i, list) else i for i in (index if isinstance(index, tuple) else (index,))])
+    after = builtins.sum(i.ndim if _is_mask(i) else 1 for i in given if i is not None and i is not Ellipsis)
+    if after > x.ndim:
+        raise ShapeError(f"{after} axes are indexed and the tensor, of shape {x.shape}, has {x.ndim}")
+    for item in given:
+        if item is Ellipsis:
+            if spread >= 0:
+                raise ArgumentError("an index can have one Ellipsis; write the other axes as ':'")
+            spread = len(items)
+            items += [slice(None)] * (x.ndim - after)
+            axis += x.ndim - after
+        elif _is_mask(item):
+            items += _nonzero(item, axis, x)
+            axis += item.ndim
+        else:
+            items.append(item)
+            axis += item is not None
+    items += [slice(None)] * (x.ndim - axis)
+
     cuts: list[tuple[int, int, int]] = []
     shape: list[int] = []
-    taken: list[tuple[int, Any]] = []  # axis of the result, index
-    for item in items:
+    taken: list[tuple[int, Any]] = []  # axis of what is cut, index
+    advanced: list[int] = []  # places of integers and arrays in the index
+    for place, item in enumerate(items):
         if item is None:
             shape.append(1)
             continue
@@ -669,28 +935,53 @@ def getitem(x: Tensor, index: Any) -> Tensor:
             count = len(range(start, stop, step))
             cuts.append((start if count else 0, count, step))
             shape.append(count)
-        elif isinstance(item, (int, np.integer)):
+        elif isinstance(item, (int, np.integer)) and not isinstance(item, bool):
             if not -size <= item < size:
                 raise ArgumentError(f"index {item} is outside axis {axis} of shape {x.shape}; it must be from {-size} to {size - 1}")
             cuts.append((int(item) % size, 1, 1))
-        elif isinstance(item, (Tensor, np.ndarray, list)):
+            advanced.append(place)
+        elif isinstance(item, (Tensor, np.ndarray)):
             cuts.append((0, size, 1))
             taken.append((len(shape), item))
             shape.append(size)
+            advanced.append(place)
         else:
             raise ArgumentError(f"an index of type {type(item).__name__} is not an integer, slice, None, Ellipsis, mask or integer tensor")
-    if len(taken) > 1:
-        raise ArgumentError("at most one integer tensor can be in an index; use gather for more")
-    whole = all(c == (0, s, 1) for c, s in zip(cuts, x.shape, strict=True))
-    out = x if whole else call(SLICE, (x,), Cut(tuple(cuts)))
-    out = reshape(out, tuple(shape))
-    return take(out, taken[0][1], taken[0][0]) if taken else out
+    whole = builtins.all(c == (0, s, 1) for c, s in zip(cuts, x.shape, strict=True))
+    out = reshape(x if whole else call(SLICE, (x,), Cut(tuple(cuts))), tuple(shape))
+    if not taken:
+        return out
+    axes = [a for a, _ in taken]
+    if advanced[-1] - advanced[0] >= len(advanced):  # NumPy's rule: apart from each other, their axes come first
+        out = permute(out, (*axes, *(i for i in range(out.ndim) if i not in axes)))
+        axes = list(range(len(axes)))
+    if len(taken) == 1:
+        return take(out, taken[0][1], axes[0])
+    sizes = [out.shape[a] for a in axes]
+    flat = _flat_index([i for _, i in taken], sizes)
+    return take(reshape(out, (*out.shape[: axes[0]], prod(sizes), *out.shape[axes[-1] + 1 :])), tensor(flat, int64, x.device), axes[0])
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:
-    """Write into a leaf that requires no gradient (`x[index] = value`), as NumPy."""
-    if x.requires_grad or x._node is not None:
+    """Write into memory, `x[index] = value`, as NumPy does. Gradients do not see it.
+
+    Raises AutogradError where a gradient would be wrong or lost: x was computed for one, x or the value requires one
+    (outside `no_grad`). A tensor that an earlier op saved is noticed at backward.
+    """
+    if x._node is not None or (mode.enabled and x.requires_grad):
         raise AutogradError("x[...] = value would change a tensor that gradients depend on; use where, or write into x.detach()")
-    values = np.asarray(value.numpy() if isinstance(value, Tensor) else value)
+    if mode.enabled and isinstance(value, Tensor) and value.requires_grad:
+        raise AutogradError("x[...] = value would lose the value's gradient; use where or index_add, or write value.detach()")
+    values = np.asarray(value)
     key = tuple(np.asarray(i) if isinstance(i, Tensor) else i for i in (index if isinstance(index, tuple) else (index,)))
-    x.numpy(writable=True)[key] = values
+    shared = hasattr(x.buffer, "array")
+    array = x.numpy(writable=True) if shared else x.numpy()
+    try:
+        with np.errstate(all="ignore"):
+            array[key] = values
+    except IndexError as error:
+        raise ArgumentError(f"x[...] = value: {error} (x has shape {x.shape})") from None
+    except ValueError as error:
+        raise ShapeError(f"x[...] = value: {error} (x has shape {x.shape})") from None
+    if not shared:
+        x.copy_(array)

@@ -23,7 +23,7 @@ HUGE = 1 << 28  # bytes from which the system is asked what it has left
 class CpuBuffer:
     """A block of host memory: address `ptr`, `raw` bytes as a NumPy array. Goes back to its pool when dropped."""
 
-    __slots__ = ("__weakref__", "_stamp", "keep", "nbytes", "pool", "ptr", "raw")
+    __slots__ = ("__weakref__", "keep", "nbytes", "pool", "ptr", "raw", "stamped")
 
     def __init__(self, ptr: int, nbytes: int, raw: Any, pool: Pool | None = None, keep: Any = None) -> None:
         self.ptr = ptr
@@ -31,7 +31,7 @@ class CpuBuffer:
         self.raw = raw
         self.pool = pool
         self.keep = keep  # for a view: the buffer it lies in; for foreign memory: its owner
-        self._stamp: Stamp | None = None
+        self.stamped: Stamp | None = None
 
     def __del__(self) -> None:
         pool = self.pool
@@ -53,19 +53,19 @@ class CpuBuffer:
 
     def view(self, offset: int, nbytes: int) -> CpuBuffer:
         """Part of this memory, sharing it and its stamp."""
-        return CpuBuffer(self.ptr + offset, nbytes, self.raw[offset : offset + nbytes], keep=self)
+        part = CpuBuffer(self.ptr + offset, nbytes, self.raw[offset : offset + nbytes], keep=self)
+        part.stamped = self.stamp
+        return part
 
     @property
     def stamp(self) -> Stamp:
-        if isinstance(self.keep, CpuBuffer):
-            return self.keep.stamp
-        if self._stamp is None:
-            self._stamp = Stamp()
-        return self._stamp
+        if self.stamped is None:
+            self.stamped = Stamp()
+        return self.stamped
 
     def touch(self) -> None:
         """Say that the contents were changed in place."""
-        self.stamp.version += 1
+        self.stamp.touch()
 
 
 class _Exported:
@@ -76,7 +76,7 @@ class _Exported:
         self.__array_interface__ = {
             "shape": (buffer.nbytes,),
             "typestr": "|u1",
-            "data": (buffer.ptr, False),
+            "data": (buffer.ptr, not buffer.raw.flags.writeable),
             "version": 3,
         }
 
@@ -203,7 +203,8 @@ class CpuDevice(Device):
 
     def upload(self, array: np.ndarray, to: Spec) -> CpuBuffer:
         buffer = self.pool.take(to.nbytes)
-        np.copyto(buffer.array(to), array, casting="unsafe")
+        with np.errstate(all="ignore"):  # what a type cannot hold becomes inf, or for integers what the machine makes of it
+            np.copyto(buffer.array(to), array, casting="unsafe")
         return buffer
 
     def alias(self, array: np.ndarray) -> CpuBuffer:

@@ -13,6 +13,7 @@ from tilewright.errors import DeviceError
 
 class NullBuffer:
     __slots__ = ("__weakref__", "nbytes")
+    stamped = None
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
