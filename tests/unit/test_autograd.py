@@ -147,3 +147,87 @@ def test_retain_grad():
     y = (x * 2.0).retain_grad()
     (y * y).sum().backward()
     np.testing.assert_array_equal(y.grad.numpy(), [4, 8])
+
+
+@pytest.mark.parametrize("change", ["copy_", "setitem", "optimizer", "detached", "writable"])
+def test_a_saved_tensor_changed_before_backward_is_an_error(change):
+    x, w = tw.tensor([1.0, 2.0], requires_grad=True), tw.tensor([3.0, 4.0], requires_grad=True)
+    y = (x * w).sum()
+    w.grad = tw.ones(2)
+    if change == "copy_":
+        w.copy_([0.0, 0.0])
+    elif change == "setitem":
+        with tw.no_grad():
+            w[0] = 0.0
+    elif change == "optimizer":
+        tw.optim.SGD([w], lr=0.1).step()
+        y2 = (x * w).sum()
+        tw.optim.SGD([w], lr=0.1).step()
+        with pytest.raises(AutogradError, match="was changed in place"):
+            y2.backward()
+        return
+    elif change == "detached":
+        w.detach().zero_()
+    else:
+        w.numpy(writable=True)[0] = 0.0
+    with pytest.raises(AutogradError, match=r"mul: its input 1, of shape \(2,\), is needed for the gradient and was changed in place"):
+        y.backward()
+
+
+def test_a_changed_tensor_that_no_gradient_reads_is_no_error():
+    x, w = tw.tensor([1.0, 2.0]), tw.tensor([3.0, 4.0], requires_grad=True)
+    y = (x * w).sum()
+    z = (w + 1.0).sum()
+    w.copy_([0.0, 0.0])
+    np.from_dlpack(x)
+    (y + z).backward()
+    np.testing.assert_array_equal(w.grad.numpy(), [2, 3])
+
+
+def test_saved_results_are_watched_too():
+    y = tw.sigmoid(tw.ones(2, requires_grad=True))
+    y.detach().zero_()
+    with pytest.raises(AutogradError, match="sigmoid: its result"):
+        y.sum().backward()
+
+
+def test_hooks():
+    x = tw.tensor([1.0, 2.0], requires_grad=True)
+    seen = []
+    y = x * 3.0
+    y.register_hook(lambda g: seen.append(g.tolist()))
+    y.register_hook(lambda g: g * 10.0)
+    remove = x.register_hook(lambda g: g + 1.0)
+    (y + y).sum().backward()
+    assert seen == [[2, 2]]
+    np.testing.assert_array_equal(x.grad.numpy(), [61, 61])
+    assert tw.grad((x * 1.0).sum(), x).tolist() == [2, 2]
+    remove()
+    assert tw.grad((x * 1.0).sum(), x).tolist() == [1, 1]
+    x.register_hook(lambda g: g.sum())
+    x.grad = None
+    with pytest.raises(AutogradError, match="a hook must return None or a Tensor"):
+        (x * 1.0).sum().backward()
+    assert x.grad is None
+    with pytest.raises(AutogradError, match="requires no gradient"):
+        tw.ones(1).register_hook(print)
+
+
+def test_gradients_share_no_memory():
+    a, b, g = tw.ones(3, requires_grad=True), tw.ones(3, requires_grad=True), tw.full((3,), 2.0)
+    (a + b).backward(g)
+    a.grad.zero_()
+    assert b.grad.tolist() == [2, 2, 2]
+    assert g.tolist() == [2, 2, 2]
+
+
+def test_an_error_in_a_gradient_leaves_no_trace():
+    x = tw.ones(2, requires_grad=True)
+    y = x * 2.0
+    y.register_hook(lambda g: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        y.sum().backward()
+    assert tw.is_grad_enabled()
+    assert x.grad is None
+    (x * 2.0).sum().backward()
+    assert x.grad.tolist() == [2, 2]

@@ -183,3 +183,42 @@ def test_methods_are_the_ops():
     assert (x @ x).tolist() == [[7, 10], [15, 22]]
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         x.nonsense
+
+
+def test_python_protocols():
+    x = tw.tensor([1.0, 2.0])
+    assert (x == None) is False  # noqa: E711
+    assert 2.0 in x
+    assert 5.0 not in x
+    assert (np.ones((1, 2), np.float32) @ x).tolist() == [3]
+    assert (np.array([True, False]) & tw.tensor([True, True])).tolist() == [True, False]
+    before = x
+    x += 1.0
+    assert before.tolist() == [1, 2]
+    assert "relu" in dir(x)
+    assert x.view(2, 1).shape == (2, 1)
+    assert x.fill_(4).tolist() == [4, 4]
+    with pytest.raises(ShapeError, match="cannot be iterated"):
+        iter(tw.tensor(1.0))
+    with pytest.raises(ArgumentError, match="do not fit int8"):
+        tw.tensor([300], dtype="int8")
+    assert tw.tensor([1e300]).tolist() == [float("inf")]
+
+
+def test_read_only_memory_is_not_written():
+    a = np.zeros(3, np.float32)
+    a.flags.writeable = False
+    t = tw.from_numpy(a)
+    for write in (lambda: t.copy_([1, 2, 3]), lambda: t.numpy(writable=True), lambda: t.fill_(1)):
+        with pytest.raises(ArgumentError, match="read-only"):
+            write()
+    assert not a.any()
+
+
+def test_deep_copies_keep_gradients_and_work_on_every_device():
+    x = tw.ones(2, requires_grad=True)
+    (x * 3.0).sum().backward()
+    made = copy.deepcopy(x)
+    assert made.grad.tolist() == [3, 3]
+    assert made.grad.buffer is not x.grad.buffer
+    assert copy.deepcopy(tw.zeros(2, device="null")).device.name == "null"
