@@ -124,7 +124,7 @@ def _grad_vjp(node: Any, vx: Any, vw: Any, vb: Any) -> Any:
         w1 = None if w is None else w.detach().requires_grad_()
         nd, axes = x.ndim, _axes(x.ndim)
         side = (1, -1, *[1] * (nd - 2))
-        count = 1.0 / (x.size // x.shape[1])
+        count = 1.0 / max(x.size // max(x.shape[1], 1), 1)
         upper = g1
         if mask is not None:
             from tilewright.tensor import tensor

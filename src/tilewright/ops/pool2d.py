@@ -1,7 +1,7 @@
 """Pooling in two dimensions and one.
 
 Output sizes as in `conv2d`; with ceil_mode they round up, and a last window that would start in the padding after the
-input is dropped (PyTorch's rule). NaN in a window makes its maximum NaN.
+input is dropped (PyTorch's rule). NaN in a window makes its maximum NaN, and the first NaN is where it was found.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class PoolGradAttrs(NamedTuple):
 
 
 def _size(size: int, kernel: int, stride: int, before: int, after: int, dilation: int, ceil_mode: bool) -> int:
-    span = size + before + after - dilation * (kernel - 1) - 1
-    if span < 0:
-        return 0
+    span = size + before + after - dilation * (kernel - 1) - 1  # negative: ceil_mode may still cut one window short
     out = (-(-span // stride) if ceil_mode else span // stride) + 1
     if ceil_mode and (out - 1) * stride >= size + before:
         out -= 1
@@ -192,6 +190,7 @@ _CASES = (
     ((1, 3, 5, 5), PoolAttrs((5, 5), (5, 5))),
     ((0, 3, 4, 4), PoolAttrs((2, 2), (2, 2))),
     ((1, 16, 8, 8), PoolAttrs((3, 3), (2, 2), (0, 0, 1, 1))),
+    ((1, 2, 4, 3), PoolAttrs((3, 1), (3, 2), dilation=(2, 1), ceil_mode=True)),  # a window longer than the input, cut short
 )
 
 

@@ -113,7 +113,9 @@ def resize(x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "n
     """(N, C, H, W) at another height and width.
 
     mode: "nearest" (floor of the scaled coordinate) or "bilinear" (pixel centres at half integers, or with
-    align_corners the corner pixels' centres kept in place).
+    align_corners the corner pixels' centres kept in place). A scale_factor also scales the coordinates, exactly as
+    given (ONNX's rule; PyTorch takes the ratio of the sizes instead along an axis that comes out as long, or for
+    nearest twice as long, as before).
     """
     need_tensor("resize", x=x)
     if (size is None) == (scale_factor is None):

@@ -1,4 +1,8 @@
-"""Pooling and its gradients by oneDNN. Its maximum drops NaN, so an input that holds one is done in NumPy."""
+"""Pooling and its gradients by oneDNN.
+
+Its maximum drops NaN and starts from the lowest finite number, so a window of -inf would give that; an input that
+holds either is done in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -138,8 +142,8 @@ class MaxPool(Kernel):
         def launch(inputs: Any, outputs: Any) -> None:
             values = inputs[0].raw[:nbytes].view(np.float32)
             with np.errstate(all="ignore"):
-                square = np.dot(values, values)  # NaN exactly when an element is
-            if square != square:
+                square = np.dot(values, values)  # NaN or infinite when an element is (or when very large ones overflow)
+            if not square < np.inf:
                 max_pool(a, outputs[0].array(y), outputs[1].array(tap), inputs[0].array(x))
             else:
                 run(inputs[0].ptr, outputs[0].ptr, outputs[1].ptr)
