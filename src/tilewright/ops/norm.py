@@ -14,19 +14,23 @@ from tilewright.autograd import enable_grad, grad
 from tilewright.devices.api import CHANNELS_LAST, Spec, spec
 from tilewright.dtypes import bfloat16, float16, float32, uint8
 from tilewright.errors import ArgumentError, ShapeError
+from tilewright.ops._activation import normalise, reference
 from tilewright.ops._call import call, call_inplace, need_tensor
 from tilewright.ops._op import Arg, ErrorSample, Op, Sample
 from tilewright.ops.movement import reshape
-from tilewright.ops.pointwise import activate, greater, mul, rsqrt
+from tilewright.ops.pointwise import activate, greater, less, mul, rsqrt
 from tilewright.ops.reduce import mean, sum
 from tilewright.tensor import Tensor
 
 SHARED = ("pack_mask", "unpack_mask")
 
 
+FUSED = ("relu", "relu6")
+
+
 class BatchNormAttrs(NamedTuple):
     eps: float
-    relu: bool  # fused; training then also returns where the result was positive
+    activation: str | None  # one of FUSED
 
 
 def _per_channel(v: np.ndarray, ndim: int) -> np.ndarray:
@@ -64,14 +68,22 @@ def unpack_mask(mask: np.ndarray, shape: tuple[int, ...], layout: str) -> np.nda
 
 class MaskedAttrs(NamedTuple):
     eps: float
-    relu: bool
+    activation: str | None  # one of FUSED; training then also returns a bit for each element that it let pass unchanged
     layout: str  # of the input, which decides the order of the mask's bits
+
+
+def _activated(a: Any, y: np.ndarray) -> np.ndarray:
+    return reference(a.activation, 0.0, 6.0, y)
+
+
+def _passed(a: Any, y: np.ndarray) -> np.ndarray:
+    return (y > 0) & (y < 6) if a.activation == "relu6" else y > 0
 
 
 def _train_infer(a: MaskedAttrs, x: Spec, w: Spec | None, b: Spec | None) -> Any:
     _check("batch_norm", x, w, b)
     stat = spec((x.shape[1],), _stat_dtype(x))
-    return (x, stat, stat, spec((-(-x.size // 8),), uint8)) if a.relu else (x, stat, stat)
+    return (x, stat, stat, spec((-(-x.size // 8),), uint8)) if a.activation else (x, stat, stat)
 
 
 def _train_reference(a: MaskedAttrs, x: Any, w: Any = None, b: Any = None) -> Any:
@@ -82,9 +94,9 @@ def _train_reference(a: MaskedAttrs, x: Any, w: Any = None, b: Any = None) -> An
     y = (x - _per_channel(m, x.ndim)) / np.sqrt(_per_channel(v, x.ndim) + a.eps)
     y = y if w is None else y * _per_channel(w, x.ndim)
     y = y if b is None else y + _per_channel(b, x.ndim)
-    if not a.relu:
+    if a.activation is None:
         return y, m, v
-    return np.where(y <= 0, 0, y), m, v, pack_mask(y > 0, a.layout)
+    return _activated(a, y), m, v, pack_mask(_passed(a, y), a.layout)
 
 
 def _train_vjp(node: Any, g: Tensor | None, *_: Any) -> Any:
@@ -92,7 +104,7 @@ def _train_vjp(node: Any, g: Tensor | None, *_: Any) -> Any:
         return None, None, None
     x, w, _b = node.inputs
     outs = node.outputs
-    mask = outs[3] if node.attrs.relu else None
+    mask = outs[3] if node.attrs.activation else None
     dx, dw, db = call(BATCH_NORM_GRAD, (g.to(layout=x.layout), x, outs[1], outs[2], w, mask), node.attrs)
     need_x, need_w, need_b = node.needs
     return dx if need_x else None, dw if need_w else None, db if need_b else None
@@ -157,11 +169,13 @@ def _train_samples() -> list[Sample]:
     for s in _BN_SHAPES:
         for lay in ("contiguous", CHANNELS_LAST) if len(s) == 4 else ("contiguous",):
             c = Arg((s[1],), fill="positive")
-            for relu in (False, True):
-                a = MaskedAttrs(1e-5, relu, lay)
-                out.append(Sample((Arg(s, layout=lay), c, Arg((s[1],))), a, grad=not relu and math.prod(s) > 8))
-            out.append(Sample((Arg(s, layout=lay), None, None), MaskedAttrs(1e-3, False, lay), grad=math.prod(s) > 8))
-    return [*out, Sample((Arg((0, 3, 2, 2)), Arg((3,)), Arg((3,))), MaskedAttrs(1e-5, False, "contiguous"), grad=False)]
+            for act in (None, *FUSED):
+                a = MaskedAttrs(1e-5, act, lay)
+                out.append(Sample((Arg(s, layout=lay), c, Arg((s[1],))), a, grad=act is None and math.prod(s) > 8))
+            large = Arg((s[1],), fill="uniform", low=5, high=9)  # so that relu6 meets its upper bound
+            out.append(Sample((Arg(s, layout=lay), large, Arg((s[1],))), MaskedAttrs(1e-5, "relu6", lay), grad=False))
+            out.append(Sample((Arg(s, layout=lay), None, None), MaskedAttrs(1e-3, None, lay), grad=math.prod(s) > 8))
+    return [*out, Sample((Arg((0, 3, 2, 2)), Arg((3,)), Arg((3,))), MaskedAttrs(1e-5, None, "contiguous"), grad=False)]
 
 
 def _grad_samples() -> list[Sample]:
@@ -169,10 +183,10 @@ def _grad_samples() -> list[Sample]:
     for s in _BN_SHAPES:
         for lay in ("contiguous", CHANNELS_LAST) if len(s) == 4 else ("contiguous",):
             c = (s[1],)
-            for relu in (False, True):
-                mask = Arg((-(-math.prod(s) // 8),), "uint8", fill="int", low=0, high=256) if relu else None
+            for act in (None, "relu"):
+                mask = Arg((-(-math.prod(s) // 8),), "uint8", fill="int", low=0, high=256) if act else None
                 args = (Arg(s, layout=lay), Arg(s, layout=lay), Arg(c), Arg(c, fill="positive"), Arg(c), mask)
-                out.append(Sample(args, MaskedAttrs(1e-5, relu, lay), grad=False, note="second order is tested whole"))
+                out.append(Sample(args, MaskedAttrs(1e-5, act, lay), grad=False, note="second order is tested whole"))
     return out
 
 
@@ -199,7 +213,7 @@ def _infer_reference(a: BatchNormAttrs, x: Any, m: Any, v: Any, w: Any = None, b
     y = (x - _per_channel(m, nd)) / np.sqrt(_per_channel(v, nd) + a.eps)
     y = y if w is None else y * _per_channel(w, nd)
     y = y if b is None else y + _per_channel(b, nd)
-    return np.where(y <= 0, 0, y) if a.relu else y
+    return _activated(a, y)
 
 
 def _infer_vjp(node: Any, g: Tensor) -> Any:
@@ -209,10 +223,12 @@ def _infer_vjp(node: Any, g: Tensor) -> Any:
     scale = rsqrt(v + node.attrs.eps)
     centred = x - reshape(m, side)
     xhat = centred * reshape(scale, side)
-    if node.attrs.relu:
+    act = node.attrs.activation
+    if act:
         y = xhat if w is None else xhat * reshape(w, side)
         y = y if b is None else y + reshape(b, side)
         g = mul(g, greater(y, 0.0).to(dtype=g.dtype))
+        g = mul(g, less(y, 6.0).to(dtype=g.dtype)) if act == "relu6" else g
     gx = g if w is None else g * reshape(w, side)
     needs = node.needs
     return (
@@ -230,9 +246,9 @@ def _infer_samples() -> list[Sample]:
         for lay in ("contiguous", CHANNELS_LAST) if len(s) == 4 else ("contiguous",):
             c = (s[1],)
             full = (Arg(s, layout=lay), Arg(c), Arg(c, fill="positive"), Arg(c), Arg(c))
-            out.append(Sample(full, BatchNormAttrs(1e-5, False)))
-            out.append(Sample(full, BatchNormAttrs(1e-5, True), grad=False))
-            out.append(Sample((*full[:3], None, None), BatchNormAttrs(1e-3, False)))
+            out.append(Sample(full, BatchNormAttrs(1e-5, None)))
+            out += [Sample(full, BatchNormAttrs(1e-5, act), grad=False) for act in FUSED]
+            out.append(Sample((*full[:3], None, None), BatchNormAttrs(1e-3, None)))
     return out
 
 
@@ -291,28 +307,30 @@ def batch_norm(
     """(x - mean) / sqrt(var + eps) * weight + bias for each channel of (N, C, ...), then the activation.
 
     In training, mean and (biased) variance are the batch's, and the running ones, where given, move to them in place
-    by `momentum`, the variance unbiased (PyTorch's rule). Otherwise the running ones are used. A relu fused into
-    training may give 0 for NaN.
-    Raises ShapeError, DTypeError.
+    by `momentum`, the variance unbiased (PyTorch's rule). Otherwise the running ones are used. NaN stays NaN through
+    the activation.
+    Raises ShapeError, DTypeError, ArgumentError (an activation that is not known).
     """
     need_tensor("batch_norm", x=x)
-    relu = activation == "relu"
+    fused = activation if activation in FUSED else None
+    if activation is not fused:
+        normalise("batch_norm", activation)  # before the running statistics move
     if not training:
         if running_mean is None or running_var is None:
             raise ArgumentError("batch_norm: without training, running_mean and running_var must be given")
-        y = call(BATCH_NORM, (x, running_mean, running_var, weight, bias), BatchNormAttrs(float(eps), relu))
+        y = call(BATCH_NORM, (x, running_mean, running_var, weight, bias), BatchNormAttrs(float(eps), fused))
     else:
         count = x.size // x.shape[1] if x.ndim > 1 and x.shape[1] else 0
         if count == 1:
             raise ShapeError(
                 f"batch_norm: training needs more than one value per channel and input {x.shape} has one; use a larger batch or eval mode"
             )
-        outs = call(BATCH_NORM_TRAIN, (x, weight, bias), MaskedAttrs(float(eps), relu, x.spec.layout))
+        outs = call(BATCH_NORM_TRAIN, (x, weight, bias), MaskedAttrs(float(eps), fused, x.spec.layout))
         y = outs[0]
         if running_mean is not None and running_var is not None and count:
             call_inplace(RUNNING, (running_mean, outs[1]), AverageAttrs(float(momentum), 1.0))
             call_inplace(RUNNING, (running_var, outs[2]), AverageAttrs(float(momentum), count / (count - 1)))
-    return y if activation is None or relu else activate(y, activation)
+    return y if activation is None or activation is fused else activate(y, activation)
 
 
 # -- over each sample --------------------------------------------------------------------------------------------------

@@ -30,8 +30,16 @@ def _unbits(mask: np.ndarray, shape: Any, layout: str) -> np.ndarray:
     return flat.reshape(shape)
 
 
+def activate(name: str | None, y: np.ndarray) -> None:
+    """In place; NaN stays."""
+    if name == "relu":
+        np.maximum(y, 0, out=y)
+    elif name == "relu6":
+        np.clip(y, 0, 6, out=y)
+
+
 @numpy_kernel("batch_norm_train")
-def _train(a: Any, outs: Any, x: Any, w: Any, b: Any) -> None:
+def train(a: Any, outs: Any, x: Any, w: Any, b: Any) -> None:
     y, mean, var = outs[:3]
     x = _wide(x)
     axes = (0, *range(2, x.ndim))
@@ -47,9 +55,9 @@ def _train(a: Any, outs: Any, x: Any, w: Any, b: Any) -> None:
     d *= _side(scale if w is None else scale * _wide(w), x.ndim)
     if b is not None:
         d += _side(_wide(b), x.ndim)
-    if a.relu:
-        outs[3][...] = _bits(d > 0, a.layout)
-        np.maximum(d, 0, out=d)
+    if a.activation:
+        outs[3][...] = _bits((d > 0) & (d < 6) if a.activation == "relu6" else d > 0, a.layout)
+        activate(a.activation, d)
     np.copyto(y, d, casting="unsafe")
 
 
@@ -81,8 +89,7 @@ def _infer(a: Any, out: Any, x: Any, m: Any, v: Any, w: Any, b: Any) -> None:
     y *= _side(scale, x.ndim).astype(y.dtype)
     if b is not None:
         y += _side(_wide(b), x.ndim)
-    if a.relu:
-        np.maximum(y, 0, out=y)
+    activate(a.activation, y)
     np.copyto(out, y, casting="unsafe")
 
 

@@ -1,4 +1,4 @@
-"""Batch and layer normalisation by oneDNN, relu fused in training with a bit per element kept for the gradient."""
+"""Batch and layer normalisation by oneDNN, relu and relu6 fused in training with a bit per element kept for the gradient."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.devices.api import CHANNELS_LAST, Config, Kernel, Launch, Problem, Spec, kernel
+from tilewright.devices.cpu.numpy._blocks import split
+from tilewright.devices.cpu.numpy.norm import activate, train
 from tilewright.devices.cpu.onednn import capi, runtime
 from tilewright.devices.cpu.onednn._common import attempt, describe, refuse
 from tilewright.devices.cpu.onednn.capi import (
@@ -44,16 +46,41 @@ def _refuse(problem: Problem, x: Spec, w: Any, b: Any) -> list[str]:
 
 
 def _train(a: Any, x: Spec, affine: bool) -> PrimitiveDesc:
-    flags = (USE_SCALE | USE_SHIFT if affine else 0) | (FUSE_NORM_RELU if a.relu else 0)
+    flags = (USE_SCALE | USE_SHIFT if affine else 0) | (FUSE_NORM_RELU if a.activation else 0)
     return capi.batch_normalization_forward(FORWARD_TRAINING, describe(x), describe(x), a.eps, flags)
 
 
-def _workspace(pd: PrimitiveDesc, x: Spec, relu: bool) -> list[str]:
+def _workspace(pd: PrimitiveDesc, x: Spec, masked: Any) -> list[str]:
     """The mask is a bit per element in memory order; implementations that keep something else are not used."""
     held = pd.workspace_md
-    wanted = -(-x.size // 8) if relu else 0
+    wanted = -(-x.size // 8) if masked else 0
     size = 0 if held is None else held.nbytes
     return [] if size == wanted else [f"its workspace has {size} bytes, not the {wanted} of a bit per element"]
+
+
+def _cap(y: np.ndarray, mask: np.ndarray) -> None:
+    """Make relu's result and mask those of relu6. A normalised value of 6 is rare, so most blocks are only read."""
+    n = y.size
+
+    def piece(i: int, j: int) -> None:
+        i, j = i & ~7, n if j == n else j & ~7  # whole bytes of the mask
+        v = y[i:j]
+        if v.max(initial=0) >= 6:
+            mask[i // 8 : -(-j // 8)] &= ~np.packbits(v >= 6, bitorder="little")
+            np.minimum(v, 6, out=v)
+
+    split(n, piece)
+
+
+# oneDNN sums in float32, which puts its mean off by about 4e-6 of itself, and its fused relu turns NaN into 0. The
+# statistics tell: where a mean is this many deviations from zero, or not finite, NumPy does it all again in float64.
+FAR = 100.0
+
+
+def _sound(a: Any, mean: np.ndarray, var: np.ndarray, affine: list[np.ndarray]) -> bool:
+    with np.errstate(all="ignore"):
+        near = (mean * mean <= FAR * FAR * (var + np.float32(a.eps))).all()
+        return bool(near) and all(np.isfinite(v).all() for v in affine)
 
 
 @kernel
@@ -68,7 +95,7 @@ class BatchNormTrain(Kernel):
         x, w, b = problem.inputs
         assert x is not None
         reasons = _refuse(problem, x, w, b) or attempt(lambda: _train(problem.attrs, x, w is not None))
-        return reasons or _workspace(_train(problem.attrs, x, w is not None), x, problem.attrs.relu)
+        return reasons or _workspace(_train(problem.attrs, x, w is not None), x, problem.attrs.activation)
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         x, w, _ = problem.inputs
@@ -76,16 +103,26 @@ class BatchNormTrain(Kernel):
         pd = _train(problem.attrs, x, w is not None)
         vector = describe(problem.outputs[1])
         arguments = [(ARG_SRC, describe(x)), (ARG_DST, describe(x)), (ARG_MEAN, vector), (ARG_VARIANCE, vector)]
-        if problem.attrs.relu:
+        if problem.attrs.activation:
             assert pd.workspace_md is not None
             arguments.append((ARG_WORKSPACE, pd.workspace_md))
         if w is not None:
             arguments += [(ARG_SCALE, vector), (ARG_SHIFT, vector)]
         run = runtime.bind(pd, arguments).run
 
+        a, size = problem.attrs, x.size
+
         def launch(inputs: Any, outputs: Any) -> None:
             given = [b.ptr for b in outputs] + [b.ptr for b in inputs[1:] if b is not None]
             run(inputs[0].ptr, *given)
+            _, mean, var = [b.array(s) for b, s in zip(outputs[:3], problem.outputs[:3], strict=True)]
+            affine = [b.array(problem.outputs[1]) for b in inputs[1:] if b is not None] if a.activation else []
+            if not _sound(a, mean, var, affine):
+                outs = [b.array(s) for b, s in zip(outputs, problem.outputs, strict=True)]
+                with np.errstate(all="ignore"):
+                    train(a, outs, *[None if b is None else b.array(s) for b, s in zip(inputs, problem.inputs, strict=True)])  # type: ignore[arg-type]
+            elif a.activation == "relu6":
+                _cap(np.ndarray((size,), np.float32, outputs[0].raw), outputs[3].raw[: -(-size // 8)])
 
         return launch
 
@@ -102,7 +139,7 @@ class BatchNormGrad(Kernel):
         x, a = problem.inputs[1], problem.attrs
         assert x is not None
         md = describe(x)
-        flags = USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if a.relu else 0)
+        flags = USE_SCALE | USE_SHIFT | (FUSE_NORM_RELU if a.activation else 0)
         return capi.batch_normalization_backward(BACKWARD, md, md, md, a.eps, flags, _train(a, x, True))
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
@@ -111,7 +148,7 @@ class BatchNormGrad(Kernel):
         reasons = _refuse(problem, x, w, w)
         if not reasons and w is None:
             reasons = ["without a weight oneDNN gives no gradient of it"]
-        return reasons or attempt(lambda: self._pd(problem)) or _workspace(self._pd(problem), x, problem.attrs.relu)
+        return reasons or attempt(lambda: self._pd(problem)) or _workspace(self._pd(problem), x, problem.attrs.activation)
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         x = problem.inputs[1]
@@ -119,7 +156,7 @@ class BatchNormGrad(Kernel):
         pd = self._pd(problem)
         md, vector = describe(x), describe(problem.outputs[1])
         arguments = [(ARG_DIFF_DST, md), (ARG_SRC, md), (ARG_MEAN, vector), (ARG_VARIANCE, vector), (ARG_SCALE, vector)]
-        if problem.attrs.relu:
+        if problem.attrs.activation:
             assert pd.workspace_md is not None
             arguments.append((ARG_WORKSPACE, pd.workspace_md))
         arguments += [(ARG_DIFF_SRC, md), (ARG_DIFF_SCALE, vector), (ARG_DIFF_SHIFT, vector)]
@@ -148,10 +185,7 @@ class BatchNormInfer(Kernel):
     def reject(self, problem: Problem, device: Any) -> list[str]:
         x, _, _, w, b = problem.inputs
         assert x is not None
-        reasons = _refuse(problem, x, w, b)
-        if not reasons and problem.attrs.relu:
-            reasons = ["oneDNN's fused relu would turn NaN into 0"]
-        return reasons or attempt(lambda: self._pd(problem))
+        return _refuse(problem, x, w, b) or attempt(lambda: self._pd(problem))
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         x, m, _, w, _ = problem.inputs
@@ -162,8 +196,13 @@ class BatchNormInfer(Kernel):
             arguments += [(ARG_SCALE, vector), (ARG_SHIFT, vector)]
         run = runtime.bind(self._pd(problem), [*arguments, (ARG_DST, describe(x))]).run
 
+        name, size = problem.attrs.activation, x.size
+
         def launch(inputs: Any, outputs: Any) -> None:
             run(*[b.ptr for b in inputs if b is not None], outputs[0].ptr)
+            if name is not None:  # not by oneDNN, whose relu and clip would turn NaN into 0
+                y = np.ndarray((size,), np.float32, outputs[0].raw)
+                split(size, lambda i, j: activate(name, y[i:j]))
 
         return launch
 
