@@ -116,13 +116,14 @@ def test_every_kernel_packs_relu6s_mask_alike(shape, cpu):
     specs = (x.spec, w.spec, b.spec)
     problem = Problem(BATCH_NORM_TRAIN.name, attrs, specs, BATCH_NORM_TRAIN.outputs(attrs, *specs))
     wide = exact(x.numpy(), np.full(shape[1], 4.0), np.zeros(shape[1]))
-    near = (np.abs(wide) < 1e-4) | (np.abs(wide - 6) < 1e-4)  # rounding may put these on either side
+    margin = 5e-4  # oneDNN's float32 sums over 164,000 elements leave the variance off by 5e-5 of itself on one thread
+    near = (np.abs(wide) < margin) | (np.abs(wide - 6) < margin)  # these may fall on either side
     for kernel in registered("cpu", BATCH_NORM_TRAIN.name):
         if kernel.reject(problem, cpu):
             continue
         outs = [cpu.allocate(s.nbytes) for s in problem.outputs]
         kernel.prepare(problem, (), cpu)([t.buffer for t in (x, w, b)], outs)
-        np.testing.assert_allclose(outs[0].array(x.spec), np.clip(wide, 0, 6), atol=1e-4)
+        np.testing.assert_allclose(outs[0].array(x.spec), np.clip(wide, 0, 6), atol=margin)
         bits = np.unpackbits(outs[3].array(problem.outputs[3]), bitorder="little")
         want = np.moveaxis((wide > 0) & (wide < 6), 1, -1).ravel()
         sure = ~np.moveaxis(near, 1, -1).ravel()
