@@ -1,6 +1,6 @@
 """Train a MobileNet-style net on real handwritten digits, save it, and classify picture files in a new process.
 
-python examples/demo.py [--device cpu] [--folder runs/demo] [--epochs N]
+python examples/demo.py [--device cpu] [--data mnist_5k] [--folder runs/demo] [--epochs N]
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def pictures(data: str, folder: Path, count: int = 10) -> list[tuple[Path, int]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default=None, help="cpu or opencl:N")
+    parser.add_argument("--device", default=None, help="where to train: cpu")
     parser.add_argument("--data", default="mnist_5k", help="mnist_5k or digits")
     parser.add_argument("--folder", default="runs/demo", help="where the weights and pictures go")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--want", type=float, default=0.97, help="held-out accuracy below which the demo fails")
     options = parser.parse_args()
     folder = Path(options.folder)

@@ -1,4 +1,4 @@
-"""Tilewright: convolutional networks, trained and run on OpenCL devices and, through oneDNN, on CPUs."""
+"""Tilewright: convolutional networks, trained and run on CPUs through oneDNN, with NumPy beside it."""
 
 from __future__ import annotations
 

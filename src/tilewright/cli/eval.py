@@ -11,7 +11,7 @@ def run(
     weights: str = typer.Argument(help="A file that `tilewright train` wrote."),
     data: str = typer.Option("mnist_5k", help=DATA_HELP),
     batch: int = typer.Option(128, min=1),
-    device: str = typer.Option(None, help="cpu or opencl:N."),
+    device: str = typer.Option(None, help="cpu; TILEWRIGHT_DEVICE sets the default."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Loss and accuracy of a trained model on a dataset's held-out part."""

@@ -18,7 +18,7 @@ _lock = threading.RLock()
 
 
 def get(name: str | Device | None = None) -> Device:
-    """The device of that name (`cpu`, `null`, `opencl:0`), or the configured default. Raises DeviceError."""
+    """The device of that name (`cpu`, `null`), or the configured default. Raises DeviceError."""
     if isinstance(name, Device):
         return name
     if name is None:

@@ -30,7 +30,7 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Stop when `monitor` has not improved by more than `min_delta` for `patience` epochs.
+    """Stop once `monitor` has failed to improve by more than `min_delta` in more than `patience` epochs in a row.
 
     `mode` is "min" or "max"; by default "max" for a name with "accuracy" in it. A figure that is NaN never improves.
     """
