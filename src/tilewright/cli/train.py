@@ -35,10 +35,15 @@ def run(
     from tilewright.cli._data import describe_model, make_model, normalise, open_data
     from tilewright.data import Compose, Loader, RandomAffine
     from tilewright.devices import get
-    from tilewright.io import save_safetensors
+    from tilewright.errors import ArgumentError
+    from tilewright.io import check_place, save_safetensors
     from tilewright.train import Interrupted, JsonlLog, Trainer
 
     started = time.perf_counter()
+    if resume and not checkpoint:
+        raise ArgumentError("train: --resume goes on from a checkpoint; name it with --checkpoint FILE")
+    for path in filter(None, (out, checkpoint)):
+        check_place(path)
     place = get(device)
     manual_seed(seed)
     train, test, facts = open_data(data, size)
@@ -62,8 +67,9 @@ def run(
     )
     try:
         history = trainer.fit(loader, epochs, held_out, resume=checkpoint if resume and checkpoint and os.path.exists(checkpoint) else None)
-    except Interrupted as stopped:
-        print(f"tilewright: {stopped}", file=sys.stderr)
+    except Interrupted:
+        saved = f"the run is saved in {checkpoint}, go on with --resume" if checkpoint else "nothing is saved, since there is no --checkpoint"
+        print(f"\ntilewright: interrupted in epoch {trainer.epoch + 1} after step {trainer.step}; {saved}", file=sys.stderr)
         raise typer.Exit(130) from None
     save_safetensors(out, net.state_dict(), describe_model(model, arguments, facts))
     used = kernels_used(place)

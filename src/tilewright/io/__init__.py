@@ -1,5 +1,5 @@
 """Files of weights."""
 
-from tilewright.io.safetensors import load_safetensors, load_weights, save_safetensors, save_weights
+from tilewright.io.safetensors import check_place, load_safetensors, load_weights, save_safetensors, save_weights
 
-__all__ = ["load_safetensors", "load_weights", "save_safetensors", "save_weights"]
+__all__ = ["check_place", "load_safetensors", "load_weights", "save_safetensors", "save_weights"]

@@ -52,6 +52,18 @@ def save_safetensors(path: str | os.PathLike[str], tensors: dict[str, Any], meta
     write_atomically(path, data)
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Raise CheckpointError where no file can be written at `path`: before the work whose result goes there."""
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise CheckpointError(f"{path}: is a folder; give the name of a file in it")
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{path}: the folder {folder} cannot be written to; choose another")
+
+
 def write_atomically(path: str, data: bytes) -> None:
     """Replace the file by `data`, or leave it as it was and raise CheckpointError."""
     temporary = f"{path}.{secrets.token_hex(4)}.part"

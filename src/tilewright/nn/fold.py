@@ -30,7 +30,7 @@ def folded(conv: Any, bn: Any) -> tuple[Tensor, Tensor]:
     d = bn.__dict__
     weight, bias = conv.weight, conv.bias
     sources = (weight, bias, d["weight"], d["bias"], d["running_mean"], d["running_var"])
-    key = tuple([_version(t) for t in sources])
+    key = (d["eps"], *[_version(t) for t in sources])
     held = d.get("_folded")
     if held is not None and held[0] == key:
         return held[1]

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import ArgumentError
@@ -61,14 +62,28 @@ class EarlyStopping(Callback):
 
 
 class JsonlLog(Callback):
-    """One JSON object a line: every `every` steps, and every epoch."""
+    """One JSON object a line: every `every` steps, and every epoch.
+
+    OSError when training starts and the file cannot be opened; what fails later (a full disk) ends the log with a warning.
+    """
 
     def __init__(self, path: str | os.PathLike[str], every: int = 50) -> None:
         self.path, self.every = os.fspath(path), every
+        self.broken = False
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        with open(self.path, "a"):  # a path that cannot be written stops the run before it has cost anything
+            self.broken = False
 
     def _write(self, record: dict[str, Any]) -> None:
-        with open(self.path, "a") as f:
-            f.write(json.dumps(record) + "\n")
+        if self.broken:
+            return
+        try:
+            with open(self.path, "a") as f:
+                f.write(json.dumps(record) + "\n")
+        except OSError as error:  # a full disk must not cost the run
+            self.broken = True
+            warnings.warn(f"JsonlLog: {self.path}: could not be written ({error.strerror or error}); training goes on unlogged", stacklevel=2)
 
     def on_step_end(self, trainer: Trainer, logs: dict[str, Any]) -> None:
         if self.every and trainer.step % self.every == 0:

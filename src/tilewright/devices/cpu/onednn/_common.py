@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from tilewright.devices.api import Problem, Spec
@@ -18,10 +21,18 @@ def describe(spec: Spec) -> MemoryDesc:
     return MemoryDesc(spec.shape, _CODES[spec.dtype.name], [s // item for s in spec.strides])
 
 
+@lru_cache(maxsize=1)
+def _warn_where_named(missing: str) -> None:
+    """Whoever names a library means to use it, and would wonder long about NumPy's speed."""
+    if os.environ.get("TILEWRIGHT_ONEDNN", "off").lower() not in ("", *capi.OFF):
+        warnings.warn(f"{missing} Going on with NumPy, which is slower.", RuntimeWarning, stacklevel=2)
+
+
 def refuse(problem: Problem, dtypes: tuple[str, ...] = ("float32",)) -> list[str]:
     """The reasons that hold for any primitive: no library, a dtype it is not used for, an operand without elements."""
     missing = capi.available()
     if missing is not None:
+        _warn_where_named(missing)
         return [missing]
     for s in (*problem.inputs, *problem.outputs):
         if s is not None and s.dtype.name not in dtypes:

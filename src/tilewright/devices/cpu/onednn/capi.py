@@ -293,6 +293,7 @@ def _functions(dll: ctypes.CDLL, lib: Lib) -> Any:
 
 _load_lock = threading.RLock()
 _lib: Lib | None = None
+OFF = ("off", "0", "none")  # values of TILEWRIGHT_ONEDNN that forbid it
 _failure: tuple[str | None, str] | None = None  # the TILEWRIGHT_ONEDNN it happened under, the reason
 
 _NAMES = {"darwin": ("libdnnl.3.dylib",), "win32": ("dnnl.dll",)}.get(sys.platform, ("libdnnl.so.3",))
@@ -320,7 +321,7 @@ def _open(path: str) -> Lib:
 
 def _find() -> Lib:
     asked = os.environ.get("TILEWRIGHT_ONEDNN")
-    if asked is not None and asked.lower() in ("off", "0", "none"):
+    if asked is not None and asked.lower() in OFF:
         raise OneDNNUnavailable(f"oneDNN is switched off by TILEWRIGHT_ONEDNN={asked}.")
     if asked:
         if not os.path.exists(asked):
