@@ -519,13 +519,16 @@ def tensor(
 def from_numpy(array: np.ndarray) -> Tensor:
     """A CPU tensor that shares `array`'s memory: writes to one are seen in the other.
 
-    The array must be dense in contiguous or channels-last order, aligned and of a known dtype, else ArgumentError
-    (use `tensor`, which copies).
+    The array must be dense in contiguous or channels-last order, aligned, in the machine's byte order and of a known
+    dtype, else ArgumentError (use `tensor`, which copies). As weights it is packed anew at each use, since what the
+    array's owner writes is not seen.
     """
     layout = _layout_of(array)
     target = spec(array.shape, as_dtype(array.dtype), layout)
     dense = array.flags.c_contiguous or layout == CHANNELS_LAST
-    if not dense or not array.flags.aligned or not array.dtype.isnative:
+    if not array.dtype.isnative:
+        raise ArgumentError(f"from_numpy: an array of dtype {array.dtype.str} is in the other byte order; use tensor(array), which copies")
+    if not dense or not array.flags.aligned:
         raise ArgumentError(
             f"from_numpy: an array of shape {array.shape} with strides {array.strides} is not dense in contiguous or "
             "channels-last order; use tensor(array), which copies"

@@ -68,7 +68,11 @@ def run(
     try:
         history = trainer.fit(loader, epochs, held_out, resume=checkpoint if resume and checkpoint and os.path.exists(checkpoint) else None)
     except Interrupted:
-        saved = f"the run is saved in {checkpoint}, go on with --resume" if checkpoint else "nothing is saved, since there is no --checkpoint"
+        if checkpoint:
+            saved = f"the run is saved in {checkpoint}, go on with --resume"
+        else:
+            save_safetensors(out, net.state_dict(), describe_model(model, arguments, facts))
+            saved = f"the weights so far are saved in {out}; to go on from an interruption, train with --checkpoint FILE"
         print(f"\ntilewright: interrupted in epoch {trainer.epoch + 1} after step {trainer.step}; {saved}", file=sys.stderr)
         raise typer.Exit(130) from None
     save_safetensors(out, net.state_dict(), describe_model(model, arguments, facts))

@@ -31,14 +31,14 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Stop once `monitor` has failed to improve by more than `min_delta` in more than `patience` epochs in a row.
+    """Stop once `monitor` has failed to improve by more than `min_delta` in `patience` epochs in a row.
 
     `mode` is "min" or "max"; by default "max" for a name with "accuracy" in it. A figure that is NaN never improves.
     """
 
     def __init__(self, monitor: str = "val_loss", patience: int = 3, min_delta: float = 0.0, mode: str | None = None) -> None:
-        if mode not in (None, "min", "max") or patience < 0:
-            raise ArgumentError(f"EarlyStopping: mode {mode!r} must be 'min' or 'max' and patience {patience} at least 0")
+        if mode not in (None, "min", "max") or patience < 1:
+            raise ArgumentError(f"EarlyStopping: mode {mode!r} must be 'min' or 'max' and patience {patience} at least 1")
         self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
         self.sign = 1.0 if (mode or ("max" if "accuracy" in monitor else "min")) == "max" else -1.0
         self.best = -math.inf
@@ -52,7 +52,7 @@ class EarlyStopping(Callback):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
-            trainer.stop = trainer.stop or self.waited > self.patience
+            trainer.stop = trainer.stop or self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

@@ -59,8 +59,12 @@ class CpuBuffer:
 
     @property
     def stamp(self) -> Stamp:
+        if isinstance(self.keep, CpuBuffer):
+            return self.keep.stamp
         if self.stamped is None:
             self.stamped = Stamp()
+        if self.keep is not None:
+            self.stamped.version += 1  # its owner writes unseen, so nothing derived from it is kept
         return self.stamped
 
     def touch(self) -> None:

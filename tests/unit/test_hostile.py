@@ -1,0 +1,207 @@
+"""Faults that hostile use once showed: each test failed before its mend."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright import models, nn, optim, train
+from tilewright.errors import ArgumentError, AutogradError, CheckpointError
+
+rng = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def cli(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tilewright.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
+
+
+# -- memory that is shared ---------------------------------------------------------------------------------------------
+
+
+def test_linear_sees_writes_to_the_array_its_weights_share() -> None:
+    array, x = normal(64, 64), normal(16, 64)
+    weight = tw.from_numpy(array)
+    for _ in range(3):
+        for _ in range(6):  # more than it takes to pack weights that stay
+            y = tw.linear(tw.tensor(x), weight).numpy()
+        np.testing.assert_allclose(y, x @ array.T, rtol=1e-4, atol=1e-4)
+        array[...] = normal(64, 64)
+
+
+def test_folded_weights_see_writes_to_shared_statistics_and_a_new_eps() -> None:
+    model = models.mobilenet_small().eval()
+    bn = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    variance = np.ones(bn.running_var.shape, np.float32)
+    bn.running_var = tw.from_numpy(variance)
+    x = tw.tensor(normal(2, 1, 28, 28))
+
+    def apart() -> np.ndarray:
+        fresh = models.mobilenet_small().eval()
+        fresh.load_state_dict({k: np.array(v.numpy()) for k, v in model.state_dict().items()})
+        next(m for m in fresh.modules() if isinstance(m, nn.BatchNorm2d)).eps = bn.eps
+        return fresh(x).numpy()
+
+    with tw.no_grad():
+        first = model(x).numpy()
+        variance[...] = 50.0
+        second = model(x).numpy()
+        np.testing.assert_allclose(second, apart(), rtol=1e-4, atol=1e-5)
+        bn.eps = 100.0
+        third = model(x).numpy()
+        np.testing.assert_allclose(third, apart(), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(first, second)
+    assert not np.allclose(second, third)
+
+
+def test_from_numpy_refuses_the_other_byte_order_and_no_write_reaches_read_only_memory(tmp_path: Any) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(4, np.float32))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")  # a write to it would kill the process
+    shared = tw.from_numpy(mapped)
+    for write in (lambda: shared.copy_(tw.ones(4)), lambda: shared.__setitem__(0, 1.0), lambda: shared.zero_()):
+        with pytest.raises(ArgumentError, match="read-only"):
+            write()
+    parameter = nn.Parameter(shared)
+    parameter.grad = tw.ones(4)
+    for kind in (optim.SGD, optim.Adam):
+        kind([parameter], lr=0.1).step()  # on memory of its own
+    assert parameter.tolist() != [0, 0, 0, 0]
+    assert mapped.tolist() == [0, 0, 0, 0]
+    with pytest.raises(ArgumentError, match="byte order"):
+        tw.from_numpy(np.zeros(4, ">f4"))
+    assert tw.tensor(mapped).tolist() == [0, 0, 0, 0]
+
+
+def test_a_bool_is_no_integer_index() -> None:
+    with pytest.raises(ArgumentError, match="bool"):
+        tw.tensor(normal(2, 3))[True]
+
+
+# -- values that a gradient needs --------------------------------------------------------------------------------------
+
+
+def test_backward_refuses_inputs_changed_in_place() -> None:
+    a, b = tw.tensor(normal(3), requires_grad=True), tw.tensor(normal(3))
+    view = b.reshape(3, 1)
+    for change in (lambda: b.copy_(tw.zeros(3)), lambda: b.__setitem__(0, 5.0), lambda: view.__setitem__((0, 0), 5.0)):
+        y = (a * b).sum()
+        change()
+        with pytest.raises(AutogradError, match="changed in place"):
+            y.backward()
+    b.copy_(tw.tensor(np.array([1, 2, 3], np.float32)))
+    (a * b).sum().backward()
+    assert a.grad is not None
+    assert a.grad.tolist() == [1, 2, 3]
+
+
+def test_backward_refuses_weights_that_a_step_changed() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    optimizer = optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    x = tw.tensor(normal(2, 3))
+    early, late = second(first(x)).sum(), second(first(x)).sum()
+    early.backward()
+    optimizer.step()
+    with pytest.raises(AutogradError, match="linear"):
+        late.backward()
+    second(first(x)).sum().backward()
+
+
+def test_backward_refuses_an_output_changed_in_place() -> None:
+    a = tw.tensor(normal(3), requires_grad=True)
+    y = tw.exp(a)
+    total = y.sum()
+    y.detach().copy_(tw.zeros(3))
+    with pytest.raises(AutogradError, match="exp"):
+        total.backward()
+
+
+def test_reading_through_dlpack_before_backward_is_allowed() -> None:
+    a = tw.tensor(normal(3), requires_grad=True)
+    y = tw.exp(a)
+    assert np.from_dlpack(y.detach()).shape == (3,)
+    y.sum().backward()
+    assert a.grad is not None
+    np.testing.assert_array_equal(a.grad.numpy(), y.numpy())
+
+
+# -- runs that must not be lost ----------------------------------------------------------------------------------------
+
+
+def test_a_log_that_fails_does_not_end_training(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = train.JsonlLog(tmp_path / "log.jsonl", every=1)
+    model = nn.Linear(4, 2)
+    trainer = train.Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[log], progress="off")
+    writes = 0
+
+    def full(*_: Any) -> str:
+        nonlocal writes
+        writes += 1
+        if writes > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return "{}"
+
+    monkeypatch.setattr(json, "dumps", full)
+    with pytest.warns(UserWarning, match="log.jsonl.*No space left"):
+        trainer.fit([(normal(8, 4), np.zeros(8, np.int64))] * 4, 2)
+    assert trainer.step == 8
+    assert writes == 3
+    trainer.callbacks[:] = [train.JsonlLog(tmp_path / "none" / "log.jsonl")]
+    with pytest.raises(FileNotFoundError):
+        trainer.fit([(normal(8, 4), np.zeros(8, np.int64))], 3)
+    assert trainer.step == 8
+
+
+def test_train_refuses_places_before_it_trains(tmp_path: Any) -> None:
+    common = ("train", "--data", "digits", "--epochs", 1)
+    for options, said in (
+        (("--out", tmp_path), "is a folder"),
+        (("--out", tmp_path / "none" / "w"), "there is no folder"),
+        (("--out", tmp_path / "w", "--checkpoint", tmp_path), "is a folder"),
+        (("--out", tmp_path / "w", "--resume"), "--checkpoint"),
+    ):
+        done = cli(*common, *options)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "epoch" not in done.stderr
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        tw.io.check_place(tmp_path / "none" / "w")
+
+
+def test_a_named_onednn_that_cannot_be_used_is_said_aloud(tmp_path: Any) -> None:
+    code = "import tilewright as tw; print(tw.conv2d(tw.ones((1, 1, 3, 3)), tw.ones((1, 1, 3, 3))).item())"
+    for value, warned in ((str(tmp_path / "none.so"), True), ("off", False)):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "TILEWRIGHT_ONEDNN": value}
+        )
+        assert done.stdout.strip() == "9.0"
+        assert ("Going on with NumPy" in done.stderr) is warned
+
+
+def test_nothing_above_warns_in_ordinary_use() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = models.mobilenet_small()
+        x = tw.tensor(normal(4, 1, 28, 28))
+        optimizer, average = optim.Adam(model.parameters()), optim.EMA(model, 0.5)
+        for _ in range(2):
+            loss = tw.cross_entropy(model.train()(x), tw.tensor(np.arange(4)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            average.update()
+            with average.applied(), tw.no_grad():
+                model.eval()(x)
+    assert np.isfinite(loss.item())
