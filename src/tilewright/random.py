@@ -35,7 +35,8 @@ class Generator:
             return np.array([self._seed, start], np.int64)
 
     def get_state(self) -> dict[str, Any]:
-        return {"seed": self._seed, "offset": self._offset}
+        with self._lock:
+            return {"seed": self._seed, "offset": self._offset}
 
     def set_state(self, state: dict[str, Any]) -> None:
         with self._lock:
