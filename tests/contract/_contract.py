@@ -169,10 +169,50 @@ def _intact(outer: Any, nbytes: int) -> bool:
     return bool((raw[:GUARD] == PATTERN).all() and (raw[GUARD + nbytes : nbytes + 2 * GUARD] == PATTERN).all())
 
 
-def check_kernel(kernel: Kernel, op: Op, sample: Sample, device: Any, dtype: Any = None) -> bool:
+# Where a definition leaves open what NaN and infinity give: the inputs meant, and why.
+NO_SPECIALS: dict[str, tuple[tuple[int, ...], str]] = {
+    "conv2d": ((1,), "an infinite weight times the zero padding"),
+    "conv2d_input_grad": ((1,), "an infinite weight times the zero padding"),
+    "conv2d_weight_grad": ((1,), "an infinite gradient times the zero padding"),
+    "cross_entropy": ((2,), "an infinite weight times the 0 of another class"),
+    "nll_loss": ((2,), "an infinite weight times the 0 of another class"),
+    "cross_entropy_grad": ((0, 2, 3), "an infinite factor times probabilities that cancel"),
+    "softmax_grad": ((1,), "a softmax's result is never infinite"),
+    "gelu_grad": ((0,), "an infinite gradient times a derivative that underflows"),
+    "adam_update": ((4,), "hyperparameters are checked by the optimizer"),
+}
+# What a kernel documents that it does otherwise there (tests/unit/test_fused.py holds it to that).
+OWN_SPECIALS = {
+    "cpu.conv2d.onednn": lambda a, dtype: a.activation is not None or dtype == "bfloat16",
+    "cpu.linear.onednn": lambda a, dtype: a.activation is not None,
+}
+
+
+def bilinear(sample: Sample) -> bool:
+    """A weight of 0 may or may not be multiplied with an infinity."""
+    attrs = getattr(sample.attrs, "resize", sample.attrs)
+    return getattr(attrs, "mode", None) == "bilinear"
+
+
+def specials(sample: Sample, op: Op) -> list[tuple[int, list[Any]]]:
+    """The sample's values once for each float input that is not empty, with a NaN and both infinities laid into that one."""
+    without = NO_SPECIALS.get(op.name, ((), ""))[0]
+    rng, out = np.random.default_rng(2), []
+    if bilinear(sample):
+        return out
+    for i, v in enumerate(arrays(sample)):
+        if v is not None and is_float(v) and v.size and i not in without:
+            values = arrays(sample)
+            places = rng.permutation(v.size)[:3]
+            values[i].reshape(-1)[places] = rng.permutation([np.nan, np.inf, -np.inf])[: len(places)]
+            out.append((i, values))
+    return out
+
+
+def check_kernel(kernel: Kernel, op: Op, sample: Sample, device: Any, dtype: Any = None, values: Any = None) -> bool:
     """Run every config of a kernel on a sample between guards. False when it rejects the problem."""
     lies = specs(sample, dtype)
-    values = arrays(sample, dtype=dtype)
+    values = arrays(sample, dtype=dtype) if values is None else values
     problem = Problem(op.name, sample.attrs, tuple(lies), op.outputs(sample.attrs, *lies))
     reasons = kernel.reject(problem, device)
     if not isinstance(reasons, list) or not all(isinstance(r, str) and r for r in reasons):
@@ -229,6 +269,16 @@ def check_kernel(kernel: Kernel, op: Op, sample: Sample, device: Any, dtype: Any
             elif kernel.deterministic and first != result:
                 raise Violation(f"{where}: two runs differ, and the kernel is said to be deterministic")
     return True
+
+
+def lacks(kernel: Kernel, op: Op, device: Any) -> str | None:
+    """oneDNN's own refusal on this processor, where that is all that keeps a kernel from some sample."""
+    for sample in op.samples():
+        lies = specs(sample)
+        reasons = kernel.reject(Problem(op.name, sample.attrs, tuple(lies), op.outputs(sample.attrs, *lies)), device)
+        if reasons and all(r.startswith(("oneDNN refuses", "oneDNN has only")) for r in reasons):
+            return reasons[0]
+    return None
 
 
 def check_inplace(kernel: Kernel, op: Op, sample: Sample, device: Any) -> bool:

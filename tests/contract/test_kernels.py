@@ -31,7 +31,19 @@ def test_agrees_with_the_reference(kernel):
     if "onednn" in kernel.id and capi.available() is not None:
         assert taken == 0
         pytest.skip(capi.available())
+    if taken == 0 and (lacks := _contract.lacks(kernel, op, CPU)):
+        pytest.skip(f"oneDNN has no such code for this processor: {lacks}")
     assert taken > 0, f"{kernel.id} takes no sample: a dead kernel"
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=ids)
+def test_nan_and_infinity(kernel):
+    op = OPS[kernel.op]
+    own = _contract.OWN_SPECIALS.get(kernel.id, lambda attrs, dtype: False)
+    for sample in op.samples():
+        if not own(sample.attrs, sample.inputs[0].dtype if sample.inputs and sample.inputs[0] else ""):
+            for _, values in _contract.specials(sample, op):
+                _contract.check_kernel(kernel, op, sample, CPU, values=values)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=ids)

@@ -493,6 +493,7 @@ def conv2d(
     values crop - or "valid", "same" (the odd row goes to the bottom and right) or "same_lower"; with a stride, "same"
     gives ceil(size / stride). activation: a name in `tilewright.ops._activation`; alpha and beta are its parameters.
     NaN goes through the convolution and every fused activation but relu6 and hard_sigmoid, where a kernel may give 0 or 1.
+    Where the convolution itself overflows, a kernel may give NaN for relu(-inf), gelu(-inf) and gelu(inf).
 
     Raises ShapeError, DTypeError or ArgumentError.
     """

@@ -123,7 +123,8 @@ def _ce_grad_infer(a: CrossEntropyAttrs, g: Spec, p: Spec, target: Spec, weight:
 def _ce_grad_reference(a: CrossEntropyAttrs, g: Any, p: Any, target: Any, weight: Any = None) -> Any:
     wanted, total = _wanted(a, p.shape, target, weight)
     scale = g.reshape(-1, 1) / (total if a.reduction == "mean" else 1)
-    d = scale * (_rows(p) * wanted.sum(1, keepdims=True) - wanted)
+    most = wanted.sum(1, keepdims=True)
+    d = scale * (np.where(most != 0, _rows(p) * most, 0) - wanted)  # an ignored row has no gradient, whatever it holds
     return np.moveaxis(d.reshape(p.shape[0], *p.shape[2:], p.shape[1]), -1, 1)
 
 

@@ -75,7 +75,7 @@ def _adam_infer(a: AdamAttrs, p: Spec, g: Spec, m: Spec, v: Spec, hyper: Spec) -
 def _adam(a: AdamAttrs, p: Any, g: Any, m: Any, v: Any, hyper: Any) -> Any:
     lr, b1, b2, eps, decay, fix1, fix2 = hyper
     if a.decoupled:
-        p = p - lr * decay * p
+        p = p * (1 - lr * decay)
     else:
         g = g + decay * p
     m = b1 * m + (1 - b1) * g

@@ -121,10 +121,7 @@ KEEP = Op(
     _infer,
     _keep_reference,
     None,
-    lambda: [
-        Sample((_STATE,), (s, bool_, CONTIGUOUS, p), grad=False)
-        for s, p in (((7,), 0.5), ((), 0.1), ((2, 3), 0.0), ((0,), 0.5), ((3,), 1.0))
-    ],
+    lambda: [Sample((_STATE,), (s, bool_, CONTIGUOUS, p), grad=False) for s, p in (((7,), 0.5), ((), 0.1), ((2, 3), 0.0), ((0,), 0.5), ((3,), 1.0))],
     saves=(),
 )
 

@@ -378,7 +378,10 @@ def _topk_infer(a: TopkAttrs, x: Spec) -> Any:
 
 
 def _topk(a: TopkAttrs, x: np.ndarray) -> Any:
-    order = np.argsort(-x if a.largest else x, axis=a.axis, kind="stable")
+    key = np.where(np.isnan(x), -np.inf, -x) if a.largest else x  # NaN is the largest
+    order = np.argsort(key, axis=a.axis, kind="stable")
+    if a.largest:
+        order = np.take_along_axis(order, np.argsort(~np.isnan(np.take_along_axis(x, order, a.axis)), axis=a.axis, kind="stable"), a.axis)
     index = np.take(order, np.arange(a.k), a.axis)
     return np.take_along_axis(x, index, a.axis), index
 

@@ -68,7 +68,7 @@ def _grad(a: Any, outs: Any, g: Any, x: Any, m: Any, v: Any, w: Any, mask: Any) 
     axes, nd = (0, *range(2, x.ndim)), x.ndim
     count = max(x.size // max(x.shape[1], 1), 1)
     if mask is not None:
-        g = g * _unbits(mask, g.shape, a.layout)
+        g = np.where(_unbits(mask, g.shape, a.layout), g, g.dtype.type(0))
     rstd = (1 / np.sqrt(v.astype(np.float64) + a.eps)).astype(x.dtype)
     xhat = x - _side(m.astype(x.dtype), nd)
     xhat *= _side(rstd, nd)

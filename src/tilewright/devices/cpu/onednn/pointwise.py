@@ -46,6 +46,20 @@ def _refuse(problem: Problem) -> list[str]:
     return reasons
 
 
+def _where_finite(run: Launch, which: int, problem: Problem, device: Any) -> Launch:
+    """`run` where operand `which` is finite, else NumPy's kernel."""
+    plain = next(k for k in registered("cpu", problem.op) if k.id == f"cpu.{problem.op}.numpy").prepare(problem, (), device)
+    size = problem.outputs[0].size
+
+    def launch(inputs: Any, outputs: Any) -> None:
+        # A NaN or an infinity makes the sum one too; so may an overflow, which does no harm.
+        with np.errstate(all="ignore"):
+            usual = np.isfinite(np.add.reduce(np.ndarray((size,), np.float32, inputs[which].raw)))
+        (run if usual else plain)(inputs, outputs)
+
+    return launch
+
+
 class Eltwise(Kernel):
     """A function of one operand. With `guard`, it is wrong at infinity, so an operand that holds one goes to NumPy."""
 
@@ -70,32 +84,22 @@ class Eltwise(Kernel):
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         md = _flat(problem.outputs[0])
         run = runtime.bind(self._pd(problem), [(ARG_SRC, md), (ARG_DST, md)]).run
-        if not self.guard:
-            return lambda inputs, outputs: run(inputs[0].ptr, outputs[0].ptr)
-        plain = next(k for k in registered("cpu", self.op) if k.id == f"cpu.{self.op}.numpy").prepare(problem, (), device)
-        size = problem.outputs[0].size
 
         def launch(inputs: Any, outputs: Any) -> None:
-            # A NaN or an infinity makes the sum one too; so may an overflow, which does no harm.
-            with np.errstate(all="ignore"):
-                usual = np.isfinite(np.add.reduce(np.ndarray((size,), np.float32, inputs[0].raw)))
-            if usual:
-                run(inputs[0].ptr, outputs[0].ptr)
-            else:
-                plain(inputs, outputs)
+            run(inputs[0].ptr, outputs[0].ptr)
 
-        return launch
+        return _where_finite(launch, 0, problem, device) if self.guard else launch
 
 
 class EltwiseGrad(Kernel):
-    """The gradient of an activation from its output (`_use_dst`) or its input."""
+    """The gradient of an activation from its output (`_use_dst`) or its input; `guard` as in Eltwise."""
 
     device = "cpu"
     rank = 10
     tolerance = 4.0
 
-    def __init__(self, name: str, alg: str, parameters: Parameters) -> None:
-        self.op, self.alg, self.parameters = f"{name}_grad", alg, parameters
+    def __init__(self, name: str, alg: str, parameters: Parameters, guard: bool = False) -> None:
+        self.op, self.alg, self.parameters, self.guard = f"{name}_grad", alg, parameters, guard
         self.id = f"cpu.{self.op}.onednn"
 
     def _pd(self, problem: Problem) -> PrimitiveDesc:
@@ -115,7 +119,11 @@ class EltwiseGrad(Kernel):
         md = _flat(problem.outputs[0])
         from_ = ARG_DST if self.alg.endswith("_use_dst") else ARG_SRC
         run = runtime.bind(self._pd(problem), [(ARG_DIFF_DST, md), (from_, md), (ARG_DIFF_SRC, md)]).run
-        return lambda inputs, outputs: run(inputs[0].ptr, inputs[1].ptr, outputs[0].ptr)
+
+        def launch(inputs: Any, outputs: Any) -> None:
+            run(inputs[0].ptr, inputs[1].ptr, outputs[0].ptr)
+
+        return _where_finite(launch, 1, problem, device) if self.guard else launch
 
 
 def _ranked(a: Spec, b: Spec, layout: str) -> Spec:
@@ -204,11 +212,11 @@ for _kernel in (
     EltwiseGrad("leaky_relu", "relu", _alpha),
     EltwiseGrad("elu", "elu", _alpha),
     EltwiseGrad("silu", "swish", _one),
-    EltwiseGrad("gelu", "gelu_erf", _none),
+    EltwiseGrad("gelu", "gelu_erf", _none, guard=True),
     EltwiseGrad("gelu_tanh", "gelu_tanh", _none),
     EltwiseGrad("hard_sigmoid", "hardsigmoid", _both),
     EltwiseGrad("hard_swish", "hardswish", _both),
     EltwiseGrad("softplus", "soft_relu", _one),
-    EltwiseGrad("mish", "mish", _none),
+    EltwiseGrad("mish", "mish", _none, guard=True),
 ):
     register(_kernel)

@@ -53,11 +53,21 @@ class _Softmax(Kernel):
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         pd, x = self._pd(problem), problem.outputs[0]
         md = _forward(self.log, x, problem.attrs, runtime.get_num_threads()).dst_md()
+        shape, top, ndarray = (x.size // x.shape[problem.attrs], x.shape[problem.attrs]), np.maximum.reduce, np.ndarray
         if self.op.endswith("grad"):
             gradient = runtime.bind(pd, [(ARG_DIFF_DST, md), (ARG_DST, md), (ARG_DIFF_SRC, md)]).run
-            return lambda inputs, outputs: gradient(inputs[0].ptr, inputs[1].ptr, outputs[0].ptr)
+            log = self.log
+
+            def back(inputs: Any, outputs: Any) -> None:
+                gradient(inputs[0].ptr, inputs[1].ptr, outputs[0].ptr)
+                if log:  # oneDNN's exp makes a number of NaN
+                    y = ndarray(shape, np.float32, inputs[1].raw)
+                    most = top(y, None)
+                    if most != most:
+                        ndarray(shape, np.float32, outputs[0].raw)[np.isnan(y)] = np.nan
+
+            return back
         run = runtime.bind(pd, [(ARG_SRC, md), (ARG_DST, md)]).run
-        shape, top, ndarray = (x.size // x.shape[problem.attrs], x.shape[problem.attrs]), np.maximum.reduce, np.ndarray
 
         def launch(inputs: Any, outputs: Any) -> None:
             run(inputs[0].ptr, outputs[0].ptr)
