@@ -34,7 +34,10 @@ class CpuBuffer:
         self.stamped: Stamp | None = None
 
     def __del__(self) -> None:
-        pool = self.pool
+        try:
+            pool = self.pool
+        except AttributeError:  # Ctrl-C came while it was made
+            return
         if pool is not None:
             pool.give(self.raw, self.ptr)
 
