@@ -222,7 +222,7 @@ def resident():
 rng = np.random.default_rng(0)
 net = tw.nn.Sequential(tw.nn.Conv2d(3, 64, 3), tw.nn.Conv2d(64, 64, 3), tw.nn.Conv2d(64, 64, 3))
 start = None
-for h, w in rng.integers(32, 160, (500, 2)):
+for h, w in rng.integers(32, 301, (500, 2)):
     with tw.no_grad():
         net(tw.tensor(rng.standard_normal((1, 3, int(h), int(w))).astype("f")))
     start = start or resident()
@@ -323,7 +323,7 @@ def test_s5_bce_at_zero():
     np.testing.assert_array_equal(x.grad.numpy(), [-0.5, 0.5])
 
 
-@pytest.mark.parametrize("mean", [1e2, 1e4])
+@pytest.mark.parametrize("mean", [1e2, 1e4, 1e6])
 def test_s6_batch_norm_far_from_zero(mean):
     x = (np.random.default_rng(0).standard_normal((16, 32, 14, 14)) + mean).astype(np.float32)
     rm, rv = tw.zeros(32), tw.ones(32)
@@ -331,7 +331,7 @@ def test_s6_batch_norm_far_from_zero(mean):
     assert np.isfinite(y).all()
     exact = x.astype(np.float64).var((0, 2, 3), ddof=1)
     np.testing.assert_allclose(rv.numpy(), exact, rtol=2e-3)
-    np.testing.assert_allclose(rm.numpy(), x.astype(np.float64).mean((0, 2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(rm.numpy(), x.astype(np.float64).mean((0, 2, 3)), rtol=1e-6)
 
 
 def test_s7_nothing_stale_in_broadcasts():

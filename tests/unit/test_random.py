@@ -129,7 +129,7 @@ def test_bernoulli():
     assert abs(tw.bernoulli(0.25, 100000).numpy().mean() - 0.25) < 0.01
     assert not tw.bernoulli(0.0, 1000).numpy().any()
     assert tw.bernoulli(1.0, 1000).numpy().all()
-    with pytest.raises(ArgumentError, match="bernoulli: p 1.5"):
+    with pytest.raises(ArgumentError, match=r"bernoulli: p 1\.5"):
         tw.bernoulli(1.5, 3)
 
 

@@ -264,7 +264,8 @@ def linear(
     """x (..., in) times weight (out, in) transposed, plus bias (out,), then the activation: (..., out).
 
     activation: a name in `tilewright.ops._activation`; alpha and beta are its parameters. Operands are promoted to one
-    floating dtype; half types accumulate in float32. Raises ShapeError, DTypeError or ArgumentError.
+    floating dtype; half types accumulate in float32. NaN in a fused activation: see
+    `conv2d`. Raises ShapeError, DTypeError or ArgumentError.
     """
     need_tensor("linear", x=x, weight=weight)
     if x.spec.dtype is not weight.spec.dtype:
