@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save as plain_save
 
 import tilewright as tw
+from tilewright import _files as module
 from tilewright import models, nn
 from tilewright.errors import CheckpointError
 from tilewright.io import load_safetensors, load_weights, save_safetensors, save_weights
-from tilewright.io import safetensors as module
 
 
 def net():

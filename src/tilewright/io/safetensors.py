@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 import zlib
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
+from tilewright._files import write_atomically
 from tilewright.dtypes import as_dtype
 from tilewright.errors import CheckpointError
 from tilewright.tensor import Tensor
@@ -49,7 +48,7 @@ def save_safetensors(path: str | os.PathLike[str], tensors: dict[str, Any], meta
         raise CheckpointError(f"{path}: was not written: there are arrays of {', '.join(kinds)}, which the format cannot hold; convert them first")
     notes.update(dict.fromkeys(CHECKSUMS, _checksum(arrays, notes)))
     data = save(arrays, notes)
-    write_atomically(path, data)
+    write_atomically(path, data, CheckpointError)
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
@@ -62,24 +61,6 @@ def check_place(path: str | os.PathLike[str]) -> None:
         raise CheckpointError(f"{path}: there is no folder {folder}; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise CheckpointError(f"{path}: the folder {folder} cannot be written to; choose another")
-
-
-def write_atomically(path: str, data: bytes) -> None:
-    """Replace the file by `data`, or leave it as it was and raise CheckpointError."""
-    temporary = f"{path}.{secrets.token_hex(4)}.part"
-    try:
-        try:
-            with open(temporary, "xb") as f:
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise CheckpointError(f"{path}: could not be written ({error.strerror or error}); the file is as it was before") from error
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
