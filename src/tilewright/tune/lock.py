@@ -68,7 +68,7 @@ class Lock:
         for device, problem, c in self.items():
             entry = f'"kernel": {json.dumps(c.kernel)}, "config": {config_text(c.config)}, "version": {json.dumps(c.version)}'
             lines.setdefault(device, []).append(f"      {json.dumps(problem)}: {{{entry}}}")
-        groups = [f"    {json.dumps(device)}: {{\n{',\n'.join(entries)}\n    }}" for device, entries in lines.items()]
+        groups = [f"    {json.dumps(device)}: {{\n" + ",\n".join(entries) + "\n    }" for device, entries in lines.items()]
         choices = "{\n" + ",\n".join(groups) + "\n  }" if groups else "{}"
         text = f'{{\n  "format": "{FORMAT}",\n  "version": {VERSION},\n  "choices": {choices}\n}}\n'
         write_atomically(self.path if path is None else os.fspath(path), text.encode(), DataError)
@@ -101,7 +101,7 @@ class Lock:
         except json.JSONDecodeError as error:
             raise DataError(f"{lock.path}, line {error.lineno}: {error.msg}; {_REMEDY}") from error
         except _Misplaced as error:
-            at = text.find(json.dumps(error.name))
+            at = text.rfind(json.dumps(error.name))
             line = f", line {text.count(chr(10), 0, at) + 1}" if at >= 0 else ""
             raise DataError(f"{lock.path}{line}: {error.name}: {error}; {_REMEDY}") from error
         except (ValueError, RecursionError) as error:
@@ -135,6 +135,8 @@ def _choice(problem: str, entry: Any) -> Choice:
         if type(entry[name]) is not kind:
             raise _Misplaced(problem, f"{name} is {json.dumps(entry[name])} and must be {'an object' if kind is dict else kind.__name__}")
     try:
-        return Choice(entry["kernel"], parse_config(json.dumps(entry["config"])), entry["version"])
+        config = parse_config(json.dumps(entry["config"]))
+        config_text(config)
+        return Choice(entry["kernel"], config, entry["version"])
     except ValueError as error:
         raise _Misplaced(problem, str(error)) from error
