@@ -19,6 +19,7 @@ import math
 import os
 import random
 import sqlite3
+import struct
 import sys
 import threading
 import time
@@ -59,7 +60,8 @@ _SAME_KEY = "problem = ? AND device = ? AND driver = ? AND library = ? AND preci
 _ID = f"SELECT id FROM problems WHERE {_SAME_KEY}"
 _ROW = "kernel, config, version, source, status, median, spread, count, reason, at, crc"
 _TRIALS = f"SELECT {_ROW} FROM trials WHERE problem = ({_ID})"
-_PUT_KEY = "INSERT OR IGNORE INTO problems (problem, device, driver, library, precision, threads, deterministic) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_KEY = "problem, device, driver, library, precision, threads, deterministic"
+_PUT_KEY = f"INSERT OR IGNORE INTO problems ({_KEY}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PUT = f"INSERT OR REPLACE INTO trials (problem, {_ROW}) VALUES ({', '.join('?' * 12)})"
 _AGE = "SELECT at FROM trials WHERE problem = ? AND kernel = ? AND config = ?"
 _ALL = f"""
@@ -281,8 +283,7 @@ class Store:
 
     def ranking(self, key: Key, current: Current) -> list[Trial]:
         """The trials that are ok and of the kernels as they are in `current`, fastest median first."""
-        now = {kernel.encode(): (version, source.encode()) for kernel, (version, source) in current.items()}
-        found = self._select(key, lambda row: row[4] == b"ok" and now.get(row[0]) == (row[2], row[3]))
+        found = self._select(key, lambda row: row[4] == b"ok" and current.get(_text(row[0])) == (row[2], _text(row[3])))
         found.sort(key=lambda t: t.median_s)  # type: ignore[arg-type, return-value]
         return found
 
@@ -290,7 +291,7 @@ class Store:
         """Every trial with its key, ordered."""
         out = []
         for row in self._read(lambda db: db.execute(_ALL).fetchall(), []):
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(*_BAD_ROW):
                 key = _key(row[:7])
                 out.append((key, _trial(row[7:], _key_crc(key))))
         return out
@@ -387,7 +388,7 @@ class Store:
             if wanted(row):
                 try:
                     out.append(_trial(row, seed))
-                except (ValueError, TypeError):
+                except _BAD_ROW:
                     self._warn("some rows are damaged and count as not measured; measure again, or delete the file")
         return out
 
@@ -553,7 +554,9 @@ class Store:
                         os.replace(self.path + suffix, self.path + ".damaged" + suffix)
             except OSError:
                 return False
-        self._warn(f"the store was damaged ({damage}) and now lies in {self.path}.damaged; measurements begin anew and nothing needs doing")
+            rows = _salvage(self.path + ".damaged")
+        saved = self._put(rows, newer_only=True) or 0
+        self._warn(f"the store was damaged ({damage}) and lies in {self.path}.damaged now; {saved} trials were saved, measure the others again")
         return True
 
     def _damage(self) -> str | None:
@@ -639,6 +642,9 @@ else:
 
 # -- rows as they lie in the file --------------------------------------------------------------------------------------
 
+_NUMBERS = struct.Struct("<qddqd").pack
+_BAD_ROW = (ValueError, TypeError, AttributeError, struct.error)
+
 
 def _values(key: Key) -> tuple[Any, ...]:
     return (key.problem, key.device, key.driver, key.library, key.precision, key.threads, int(key.deterministic))
@@ -649,9 +655,10 @@ def _key_crc(key: Key) -> int:
 
 
 def _crc(row: Any, seed: int) -> int:
-    """Over the eleven columns but the last, texts as bytes."""
+    """Over all columns but the last, texts as bytes; not a number for a time that is not there. Raises TypeError and struct.error."""
     kernel, config, version, source, status, median, spread, count, reason, at = row[:10]
-    return crc32(b"\0".join((kernel, config, source, status, reason, b"%r %r %r %r %r" % (version, median, spread, count, at))), seed)
+    numbers = _NUMBERS(version, math.nan if median is None else median, math.nan if spread is None else spread, count, at)
+    return crc32(b"\0".join((kernel, config, source, status, reason, numbers)), seed)
 
 
 def _text(value: Any) -> Any:
@@ -670,13 +677,33 @@ def _row(key: Key, t: Trial) -> tuple[Any, ...]:
 
 
 def _trial(row: Any, seed: int) -> Trial:
-    """Raises ValueError or TypeError for a row that is not as it was written."""
+    """Raises one of _BAD_ROW for a row that is not as it was written."""
     if _crc(row, seed) != row[10]:
         raise ValueError("checksum")
     kernel, config, version, source, status, median, spread, count, reason, at, _ = row
-    return Trial(
-        kernel.decode(), parse_config(config.decode()), version, source.decode(), status.decode(), median, spread, count, reason.decode(), at
-    )
+    trial = object.__new__(Trial)  # it was checked when it was written, and this is on the way to a first call
+    trial.__dict__.update(
+        kernel=kernel.decode(), config=parse_config(config.decode()), version=version, source=source.decode(), status=status.decode(),
+        median_s=median, spread_s=spread, count=count, reason=reason.decode(), when=at,
+    )  # fmt: skip
+    return trial
+
+
+def _salvage(file: str) -> list[tuple[Key, Trial]]:
+    """What can still be read in a damaged file and is as it was written."""
+    rows: list[tuple[Key, Trial]] = []
+    keys: list[Any] = []
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.text_factory = bytes
+        with contextlib.suppress(sqlite3.Error):
+            keys.extend(db.execute(f"SELECT id, {_KEY} FROM problems NOT INDEXED"))  # as far as it goes
+        for number, *values in keys:
+            with contextlib.suppress(sqlite3.Error, *_BAD_ROW):
+                key = _key(values)
+                for row in db.execute(f"SELECT {_ROW} FROM trials WHERE problem = ?", (number,)):
+                    with contextlib.suppress(*_BAD_ROW):
+                        rows.append((key, _trial(row, _key_crc(key))))
+    return rows
 
 
 def _key(row: Any) -> Key:
