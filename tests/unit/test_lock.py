@@ -123,7 +123,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "old, new, line, message",
     [
-        ('"version": 3}', '"version": 3', 8, "delimiter"),
+        ('"cpu.add.numpy", ', '"cpu.add.numpy" ', 6, "delimiter"),
         ("{", "", 2, ""),
         ('"version": 3', '"version": "3"', 7, 'version is "3" and must be int'),
         ('"version": 3', '"version": true', 7, "version is true and must be int"),
@@ -132,7 +132,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         ('"tile": [4, 4]', '"tile": {"a": 1}', 7, "a config's value is an object"),
         ('"tile": [4, 4]', '"tile": NaN', 7, "cannot be stored"),
         ('{"algorithm": "winograd", "tile": [4, 4], "fast": true}', "[]", 7, "config is [] and must be an object"),
-        (CONV, ADD, 7, "given twice"),
+        ('"opencl.add.vector"', "0", 10, "kernel is 0 and must be str"),
+        ('"opencl": {', '"opencl": [], "x": {', 9, "a kind of device must have an object of problems"),
+        (CONV, ADD, 6, "given twice"),
         ("tilewright-lock", "else", None, "not a lock file"),
         ('"version": 1,\n', '"version": 2,\n', None, "it is of version 2, and this Tilewright reads 1"),
         ('"choices"', '"choice"', None, 'must hold "format", "version" and "choices"'),

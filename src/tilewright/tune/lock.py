@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -95,15 +96,13 @@ class Lock:
                 raise ValueError('it must hold "format", "version" and "choices" (an object), and no more')
             for device, entries in choices.items():
                 if not isinstance(entries, dict):
-                    raise _Misplaced(device, "a kind of device must have an object of problems")
+                    raise _Misplaced((device,), "a kind of device must have an object of problems")
                 for problem, entry in entries.items():
-                    lock._choices[device, problem] = _choice(problem, entry)
+                    lock._choices[device, problem] = _choice((device, problem), entry)
         except json.JSONDecodeError as error:
             raise DataError(f"{lock.path}, line {error.lineno}: {error.msg}; {_REMEDY}") from error
         except _Misplaced as error:
-            at = text.rfind(json.dumps(error.name))
-            line = f", line {text.count(chr(10), 0, at) + 1}" if at >= 0 else ""
-            raise DataError(f"{lock.path}{line}: {error.name}: {error}; {_REMEDY}") from error
+            raise DataError(f"{lock.path}{_line(text, error.names)}: {error.names[-1]}: {error}; {_REMEDY}") from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{lock.path}: {error}; {_REMEDY}") from error
         return lock
@@ -113,30 +112,40 @@ _REMEDY = "mend it, or make it anew with `tilewright tune --lock FILE`"
 
 
 class _Misplaced(Exception):
-    """Something wrong at a name, by which its line is found."""
+    """Something wrong at a name within others, by which its line is found."""
 
-    def __init__(self, name: str, message: str) -> None:
+    def __init__(self, names: tuple[str, ...], message: str) -> None:
         super().__init__(message)
-        self.name = name
+        self.names = names
+
+
+def _line(text: str, names: tuple[str, ...]) -> str:
+    at = 0
+    for name in names:
+        found = re.compile(re.escape(json.dumps(name)) + r"\s*:").search(text, at)
+        if found is None:  # spelt in another way, with other escapes
+            return ""
+        at = found.start()
+    return f", line {text.count(chr(10), 0, at) + 1}"
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         names = [name for name, _ in pairs]
-        raise _Misplaced(next(n for n in names if names.count(n) > 1), "it is given twice")
+        raise _Misplaced((next(n for n in names if names.count(n) > 1),), "it is given twice")
     return out
 
 
-def _choice(problem: str, entry: Any) -> Choice:
+def _choice(names: tuple[str, ...], entry: Any) -> Choice:
     if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
-        raise _Misplaced(problem, f"a choice is an object with {', '.join(_FIELDS)}")
+        raise _Misplaced(names, f"a choice is an object with {', '.join(_FIELDS)}")
     for name, kind in _FIELDS.items():
         if type(entry[name]) is not kind:
-            raise _Misplaced(problem, f"{name} is {json.dumps(entry[name])} and must be {'an object' if kind is dict else kind.__name__}")
+            raise _Misplaced(names, f"{name} is {json.dumps(entry[name])} and must be {'an object' if kind is dict else kind.__name__}")
     try:
         config = parse_config(json.dumps(entry["config"]))
         config_text(config)
         return Choice(entry["kernel"], config, entry["version"])
     except ValueError as error:
-        raise _Misplaced(problem, str(error)) from error
+        raise _Misplaced(names, str(error)) from error
