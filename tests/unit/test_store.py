@@ -488,6 +488,66 @@ def test_a_fork_amid_writing_threads(path):
     sound(path)
 
 
+INHERITED = """
+import os, sys
+from tilewright.tune.store import Key, Store, Trial
+store = Store(sys.argv[1])
+def key(name): return Key(name, "cpu", "d", "l", "float32", 1, False)
+row = [Trial("k", (), 1, "s", "ok", 1.0)]
+assert store.record(key("parent"), row)
+to_child, to_parent = os.pipe(), os.pipe()
+pid = os.fork()
+if pid == 0:
+    assert store.record(key("first"), row)
+    os.write(to_parent[1], b"x")
+    os.read(to_child[0], 1)
+    assert store.record(key("second"), row)
+    os._exit(0)
+os.read(to_parent[0], 1)
+store.close()  # the last one to close removes the log, which the parent must see that it is not
+os.write(to_child[1], b"x")
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+print(*sorted(k.problem for k, _ in store.items()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_parent_closes_while_its_child_writes(path):
+    done = run(INHERITED, path)
+    assert done.stdout == "first parent second\n", done.stderr
+
+
+CROWD = """
+import os, sys, warnings
+from tilewright.tune.store import Key, Store, Trial
+warnings.simplefilter("ignore")
+def key(n): return Key(str(n), "cpu", "d", "l", "float32", 1, False)
+for n in range(40):
+    path = f"{sys.argv[1]}{n}"
+    with open(path, "wb") as f:
+        f.write(os.urandom(5000))
+    gate, pids = os.pipe(), []
+    for c in range(6):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            store = Store(path)
+            os.read(gate[0], 1)
+            os._exit(0 if store.record(key(c), [Trial("k", (), 1, "s", "ok", 1.0)]) else 1)
+    os.write(gate[1], bytes(6))
+    assert [os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in pids] == [0] * 6
+    assert len(Store(path).items()) == 6, (n, [k.problem for k, _ in Store(path).items()])
+    os.close(gate[0]), os.close(gate[1])
+print("done")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_many_find_the_damage_at_once(tmp_path):
+    """One moves the file aside, and none the new file that another has begun."""
+    done = run(CROWD, tmp_path / "s")
+    assert done.stdout == "done\n", done.stderr
+
+
 def test_threads_share_a_store(store):
     failures = []
 
@@ -549,9 +609,7 @@ def test_truncated(path, share):
     assert all(t in held.get(key, [trial()]) for key, t in Store(path).items())
 
 
-@pytest.mark.parametrize(
-    "content", [b"\0" * 5000, b"no database, but a text that someone put here\n" * 200, b"x" * 600, random.Random(3).randbytes(20000)]
-)
+@pytest.mark.parametrize("content", [b"\0" * 5000, b"no database, but a text of someone's\n" * 200, b"x" * 600, random.Random(3).randbytes(9999)])
 def test_garbage(path, content):
     Path(path).write_bytes(content)
     s = Store(path)
