@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright import models, nn, optim, train
+from tilewright import data, models, nn, optim, train
 from tilewright.errors import ArgumentError, AutogradError, CheckpointError
 
 rng = np.random.default_rng(0)
@@ -205,3 +206,95 @@ def test_nothing_above_warns_in_ordinary_use() -> None:
             with average.applied(), tw.no_grad():
                 model.eval()(x)
     assert np.isfinite(loss.item())
+
+
+def test_results_share_no_memory_whatever_the_sizes() -> None:
+    x = tw.tensor(normal(1, 4))
+    before = x.tolist()
+    for one in (
+        x[0], x[:], x[...], x[None], next(iter(x)), tw.unbind(x)[0], tw.narrow(x, 0, 0, 1), tw.split(x, 4)[0], tw.chunk(x, 1)[0], tw.roll(x, 4, 1),
+        tw.roll(x, 0), tw.tile(x, 1),
+    ):  # fmt: skip
+        one.fill_(9)
+        assert x.tolist() == before
+
+
+def test_an_ellipsis_of_no_axes_keeps_index_arrays_apart() -> None:
+    a, i = normal(1, 2, 3, 4), np.array([0, 1])
+    for key in ((slice(None), i, ..., 1, -1), (0, i, ..., 1, 1), (i * 0, i, ..., slice(None), 1), (i * 0, ..., i, slice(None), 1), (..., i, 1, 1)):
+        np.testing.assert_array_equal(tw.tensor(a)[key].numpy(), a[key])
+
+
+def test_losses_take_gradients_in_any_layout() -> None:
+    target = tw.tensor(rng.integers(0, 4, (2, 3, 5)))
+    wanted = normal(2, 3, 5)
+    for loss in (tw.cross_entropy, tw.nll_loss):
+        found = []
+        for g in (tw.tensor(wanted), tw.tensor(wanted).channels_last()):
+            x = tw.tensor(np.ones((2, 4, 3, 5), np.float32), requires_grad=True)
+            loss(x, target, reduction="none").backward(g)
+            assert x.grad is not None
+            found.append(x.grad.numpy())
+        np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("moment", ["forward", "optimizer", "metric", "schedule", "end"])
+def test_ctrl_c_leaves_no_half_step_in_the_checkpoint(tmp_path: Any, moment: str) -> None:
+    x, y = normal(24, 4), np.arange(24) % 3
+    pressed = 0
+
+    def press(where: str) -> None:
+        nonlocal pressed
+        if where == moment:
+            pressed += 1
+            if pressed == 4 or where == "end":
+                os.kill(os.getpid(), signal.SIGINT)
+
+    class Net(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            out = super().forward(x)
+            press("forward")
+            return out
+
+    class Rate(optim.Step):
+        def step(self) -> None:
+            super().step()
+            press("schedule")
+
+    class Adam(optim.Adam):
+        def step(self) -> None:
+            super().step()
+            press("optimizer")
+
+    class End(train.Callback):
+        def on_epoch_end(self, trainer: Any, logs: Any) -> None:
+            press("end")
+
+    def metric(*_: Any) -> float:
+        press("metric")
+        return 0.0
+
+    def run(**options: Any) -> Any:
+        tw.manual_seed(0)
+        model = Net(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        optimizer = Adam(model.parameters(), lr=0.01)
+        trainer = train.Trainer(
+            model, optimizer, metrics={"m": metric}, schedule=Rate(optimizer, 1, 0.9), callbacks=[End()], progress="off",
+            checkpoint=tmp_path / "run", ema=optim.EMA(model, 0.5),
+        )  # fmt: skip
+        trainer.fit(data.Loader(data.ArrayDataset(x, y), 8, shuffle=True), 5, **options)
+        return trainer
+
+    with pytest.raises(train.Interrupted):
+        run()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    moment_was, moment = moment, ""
+    resumed = run(resume=True)
+    os.unlink(tmp_path / "run")
+    whole = run()
+    assert moment_was
+    assert [h["loss"] for h in resumed.history] == [h["loss"] for h in whole.history]
+    for (name, a), b in zip(resumed.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=name)
+    for a, b in zip(resumed.ema.averages, whole.ema.averages, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())

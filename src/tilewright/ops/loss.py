@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewright.autograd import mode
-from tilewright.devices.api import CHANNELS_LAST, Spec, spec
+from tilewright.devices.api import CHANNELS_LAST, CONTIGUOUS, Spec, spec
 from tilewright.dtypes import int64
 from tilewright.errors import ArgumentError, AutogradError, ShapeError
 from tilewright.ops._call import call, need_tensor
@@ -106,7 +106,7 @@ def _ce_vjp(node: Any, g: Tensor | None, gp: Tensor | None) -> Any:
         return None, None, None
     _, target, weight = node.inputs
     p = node.outputs[1]
-    dx = None if g is None else call(CE_GRAD, (g, p, target, weight), node.attrs)
+    dx = None if g is None else call(CE_GRAD, (g.to(layout=CONTIGUOUS), p, target, weight), node.attrs)
     if gp is not None:  # only when differentiating a second time
         through = call(SOFTMAX_GRAD, (gp.to(layout=p.layout), p), 1)
         dx = through if dx is None else dx + through
@@ -219,7 +219,7 @@ def _nll_vjp(node: Any, g: Tensor) -> Any:
     _, target, weight = node.inputs
     x = node.specs[0]
     nothing = zeros(x.shape, dtype=x.dtype, device=g.device, layout=x.layout)
-    return call(CE_GRAD, (g, nothing, target, weight), node.attrs), None, None
+    return call(CE_GRAD, (g.to(layout=CONTIGUOUS), nothing, target, weight), node.attrs), None, None
 
 
 def _nll_errors() -> list[ErrorSample]:

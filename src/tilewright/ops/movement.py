@@ -488,7 +488,7 @@ def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
         raise ShapeError(f"narrow: {length} elements from {start} do not lie in axis {axis} of shape {x.shape}")
     cut = [(0, s, 1) for s in x.shape]
     cut[axis] = (start, length, 1)
-    return x if length == x.shape[axis] else call(SLICE, (x,), Cut(tuple(cut)))
+    return copy(x) if length == x.shape[axis] else call(SLICE, (x,), Cut(tuple(cut)))
 
 
 def split(x: Tensor, sizes: Any, axis: int = 0) -> tuple[Tensor, ...]:
@@ -503,7 +503,7 @@ def split(x: Tensor, sizes: Any, axis: int = 0) -> tuple[Tensor, ...]:
     if sum(sizes) != total or min(sizes, default=0) < 0:
         raise ShapeError(f"split: sizes {list(sizes)} must be 0 or more and add up to the {total} of axis {axis} of shape {x.shape}")
     if len(sizes) < 2:
-        return (x,) * len(sizes)
+        return tuple([copy(x) for _ in sizes])
     return call(SPLIT, (x,), Sizes(axis, sizes))
 
 
@@ -533,18 +533,19 @@ def roll(x: Tensor, shift: Any, axis: Any = None) -> Tensor:
     Without an axis, in the flattened tensor, as `numpy.roll`.
     """
     if axis is None:
-        return reshape(roll(reshape(x, (-1,)) if x.size else x, shift, 0), x.shape) if x.size else x
+        return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape) if x.size else copy(x)
     many = isinstance(axis, (tuple, list))
     axes, shifts = (tuple(axis), tuple(shift)) if many else ((axis,), (shift,))
     if len(axes) != len(shifts):
         raise ArgumentError(f"roll: shift {shift} and axis {axis} must have one length")
+    out = x
     for a, by in zip(axes, shifts, strict=True):
         a = axis_of("roll", a, x.ndim)
         n = x.shape[a]
         k = by % n if n else 0
         if k:
-            x = concat([narrow(x, a, n - k, k), narrow(x, a, 0, n - k)], a)
-    return x
+            out = concat([narrow(out, a, n - k, k), narrow(out, a, 0, n - k)], a)
+    return copy(x) if out is x else out
 
 
 def tile(x: Tensor, *reps: Any) -> Tensor:
@@ -553,6 +554,8 @@ def tile(x: Tensor, *reps: Any) -> Tensor:
     rank = max(len(times), x.ndim)
     times = (1,) * (rank - len(times)) + tuple(times)
     shape = (1,) * (rank - x.ndim) + x.shape
+    if prod(times) == 1:
+        return reshape(copy(x), shape)
     spread = expand(reshape(x, tuple(v for s in shape for v in (1, s))), tuple(v for t, s in zip(times, shape, strict=True) for v in (t, s)))
     return reshape(spread, tuple(t * s for t, s in zip(times, shape, strict=True)))
 
@@ -947,10 +950,12 @@ def getitem(x: Tensor, index: Any) -> Tensor:
             advanced.append(place)
         else:
             raise ArgumentError(f"an index of type {type(item).__name__} is not an integer, slice, None, Ellipsis, mask or integer tensor")
+    if after == x.ndim and spread >= 0:  # an Ellipsis of no axes stands between what is on its two sides as well
+        advanced = [place + (place >= spread) for place in advanced]
     whole = builtins.all(c == (0, s, 1) for c, s in zip(cuts, x.shape, strict=True))
+    if not taken:  # a copy also where all is asked for: else it would depend on the sizes whether memory is shared
+        return reshape(copy(x) if whole else call(SLICE, (x,), Cut(tuple(cuts))), tuple(shape))
     out = reshape(x if whole else call(SLICE, (x,), Cut(tuple(cuts))), tuple(shape))
-    if not taken:
-        return out
     axes = [a for a, _ in taken]
     if advanced[-1] - advanced[0] >= len(advanced):  # NumPy's rule: apart from each other, their axes come first
         out = permute(out, (*axes, *(i for i in range(out.ndim) if i not in axes)))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,29 @@ from tilewright.train.metrics import Mean, accuracy
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during `fit`; the checkpoint, where one is kept, holds the run up to the last finished step."""
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, which is thus done whole or not begun; a second one does not wait."""
+    before: Any = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # where Ctrl-C does not arrive
+        return
+    held: list[Any] = []
+
+    def hold(number: int, frame: Any) -> None:
+        held.append(number)
+        if len(held) > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if len(held) == 1:
+        before(signal.SIGINT, None)
 
 
 class Trainer:
@@ -121,16 +147,16 @@ class Trainer:
                 except StopIteration:
                     break
                 waited += time.perf_counter() - asked
-                # An interrupt between here and the counters would leave a step half counted: finish it first.
-                value = self._train_step(x, y)
-                self.step += 1
-                self.batch += 1
-                seen += len(x)
-                spent = time.perf_counter() - started
-                logs = {"loss": value, "images_per_second": seen / spent, "data_wait": waited / spent}
-                self._emit("on_step_end", logs)
-                if self.checkpoint and self.checkpoint_every and self.step % self.checkpoint_every == 0:
-                    self.save(self.checkpoint, train)
+                with _whole():  # else a checkpoint could hold half a step
+                    value = self._train_step(x, y)
+                    self.step += 1
+                    self.batch += 1
+                    seen += len(x)
+                    spent = time.perf_counter() - started
+                    logs = {"loss": value, "images_per_second": seen / spent, "data_wait": waited / spent}
+                    self._emit("on_step_end", logs)
+                    if self.checkpoint and self.checkpoint_every and self.step % self.checkpoint_every == 0:
+                        self.save(self.checkpoint, train)
         finally:
             close = getattr(source, "close", None)
             if close is not None:
@@ -143,15 +169,16 @@ class Trainer:
             figures |= {f"val_{k}": v for k, v in self.evaluate(validation).items()}
         figures |= {"images_per_second": seen / spent if spent else 0.0, "data_wait": waited / spent if spent else 0.0}
         figures["seconds"] = time.perf_counter() - started
-        if self.schedule is not None and self.schedule_every == "epoch":
-            self.schedule.step()
-        self.history.append(figures)
-        self._emit("on_epoch_end", figures)
-        self.epoch += 1
-        self.batch = 0
-        self._sums = {}
-        if self.checkpoint is not None:
-            self.save(self.checkpoint, train)
+        with _whole():
+            if self.schedule is not None and self.schedule_every == "epoch":
+                self.schedule.step()
+            self.history.append(figures)
+            self._emit("on_epoch_end", figures)
+            self.epoch += 1
+            self.batch = 0
+            self._sums = {}
+            if self.checkpoint is not None:
+                self.save(self.checkpoint, train)
 
     def _train_step(self, x: Any, y: Any) -> float:
         out = self.model(x)
