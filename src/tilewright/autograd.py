@@ -318,6 +318,8 @@ def _seed(t: Tensor, gradient: Any, who: str) -> Tensor:
                 "reduce it (for example .sum()) or pass gradient="
             )
         return ones_like(t)
+    if not isinstance(gradient, Tensor):
+        raise AutogradError(f"{who}: the gradient to start from is of type {type(gradient).__name__}; make it a Tensor of shape {t.shape}")
     if gradient.shape != t.shape:
         raise ShapeError(f"{who}: gradient has shape {gradient.shape} and the tensor {t.shape}; they must be equal")
     return gradient.to(dtype=t.dtype)
@@ -350,6 +352,8 @@ def grad(
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     starts = [grad_outputs] * len(outs) if grad_outputs is None or isinstance(grad_outputs, Tensor) else list(grad_outputs)
+    if len(starts) != len(outs):
+        raise AutogradError(f"grad: there are {len(outs)} outputs and {len(starts)} grad_outputs; give one, or None, for each")
     seeds = [_seed(o, g, "grad") for o, g in zip(outs, starts, strict=True)]
     keys: list[Any] = [id(t) if t._node is None else (t._node.seq, t._index) for t in ins]
     retain = create_graph if retain_graph is None else retain_graph

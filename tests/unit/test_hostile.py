@@ -298,3 +298,109 @@ def test_ctrl_c_leaves_no_half_step_in_the_checkpoint(tmp_path: Any, moment: str
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=name)
     for a, b in zip(resumed.ema.averages, whole.ema.averages, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def linear_trainer(kind: Any = optim.SGD, **options: Any) -> train.Trainer:
+    tw.manual_seed(0)
+    model = nn.Linear(4, 3)
+    return train.Trainer(model, kind(model.parameters(), lr=0.1), progress="off", **options)
+
+
+BATCHES = [(normal(8, 4), np.arange(8) % 3)] * 2
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing_and_is_named(tmp_path: Any) -> None:
+    first = linear_trainer(checkpoint=tmp_path / "run")
+    first.fit(BATCHES, 1)
+    other = linear_trainer(optim.Adam)
+    before, drawn = other.model.weight.tolist(), tw.random.get_state()
+    with pytest.raises(CheckpointError, match=r"run: .*another optimizer"):
+        other.load(tmp_path / "run")
+    assert other.model.weight.tolist() == before
+    assert tw.random.get_state() == drawn
+    assert other.epoch == 0
+
+
+def test_callbacks_of_one_class_keep_a_state_each(tmp_path: Any) -> None:
+    def make() -> list[Any]:
+        return [train.EarlyStopping("loss", 9), train.EarlyStopping("accuracy", 9)]
+
+    trainer = linear_trainer(callbacks=make())
+    trainer.fit(BATCHES, 2)
+    trainer.save(tmp_path / "run")
+    again = linear_trainer(callbacks=make())
+    again.load(tmp_path / "run")
+    assert [c.state_dict() for c in again.callbacks] == [c.state_dict() for c in trainer.callbacks]
+
+
+def test_a_checkpoint_holds_what_it_was_given_or_says_that_it_cannot(tmp_path: Any) -> None:
+    path = tmp_path / "run"
+    train.save_checkpoint(path, {"a.b": np.ones(2), "a": {"b": np.zeros(2)}})
+    state = train.load_checkpoint(path)
+    assert (state["a.b"].tolist(), state["a"]["b"].tolist()) == ([1, 1], [0, 0])
+    state["a.b"] += 1  # a callback that counts goes on in what it was given
+    for entry in ({(1, 2): 3}, {1, 2}, b"", object()):
+        with pytest.raises(CheckpointError, match=r"run: was not written: state\.x"):
+            train.save_checkpoint(path, {"x": entry})
+    for tree in ("{}", "[" * 100_000):
+        tw.io.save_safetensors(path, {}, {"format": "tilewright-checkpoint-1", "tree": tree})
+        with pytest.raises(CheckpointError, match="damaged"):
+            train.load_checkpoint(path)
+
+
+def test_weights_files_with_a_name_twice_or_reserved_are_refused_and_links_stay(tmp_path: Any) -> None:
+    path = tmp_path / "w"
+    entry = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    header = b"{" + entry + b"," + entry + b"}"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match="'a' twice"):
+        tw.io.load_safetensors(path)
+    with pytest.raises(CheckpointError, match="was not written"):
+        tw.io.save_safetensors(path, {"__metadata__": np.ones(1)})
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    tw.io.save_safetensors(link, {"a": np.ones(1)})
+    assert link.is_symlink()
+    assert tw.io.load_safetensors(path)[0]["a"].tolist() == [1]
+
+
+def test_the_log_is_json_when_training_diverges(tmp_path: Any) -> None:
+    trainer = linear_trainer(callbacks=[train.JsonlLog(tmp_path / "log", every=1)])
+    with pytest.warns(UserWarning, match="loss is nan"):
+        trainer.fit([(np.full((8, 4), np.nan, np.float32), np.zeros(8, np.int64))], 1)
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [None, None]
+
+
+def test_optimizers_refuse_what_would_train_nothing_or_the_wrong_way() -> None:
+    p = nn.Parameter(tw.ones(3))
+    for make in (
+        lambda: optim.SGD(p), lambda: optim.SGD([p], lr=float("nan")), lambda: optim.SGD([p], momentum=-1), lambda: optim.SGD([{"lr": 1}]),
+        lambda: optim.SGD([{"params": [p]}, nn.Parameter(tw.ones(2))]), lambda: optim.Adam([p], betas=(1.0, 0.9)),
+        lambda: optim.Adam([p], betas=(0.9,)),  # type: ignore
+        lambda: optim.Adam([p], eps=-1), lambda: optim.RMSprop([p], alpha=2), lambda: optim.OneCycle(optim.SGD([p]), 1.0, 4, div=0),
+        lambda: optim.clip_grad_norm_([p], -1.0), lambda: optim.clip_grad_value_([p], -1.0),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError):
+            make()
+    optim.SGD([{"params": p}])
+    p.grad = tw.ones(3)
+    assert optim.clip_grad_norm_(p, 1.0) == pytest.approx(3**0.5)
+    assert p.grad.numpy() == pytest.approx(3**-0.5, rel=1e-4)
+    p.grad = tw.full((3,), 1e30)
+    assert optim.clip_grad_norm_([p], 1.0) == pytest.approx(3**0.5 * 1e30)
+    assert p.grad.numpy() == pytest.approx(3**-0.5)
+
+
+def test_a_gradient_to_start_from_that_is_no_tensor_is_refused() -> None:
+    a = tw.tensor([1.0, 2.0], requires_grad=True)
+    start: Any
+    for start in (1.0, np.ones(2, np.float32)):
+        with pytest.raises(AutogradError, match="make it a Tensor of shape"):
+            (a * a).backward(start)
+    with pytest.raises(AutogradError, match="2 outputs and 1 grad_outputs"):
+        tw.grad([a.sum(), a.sum()], [a], [None])

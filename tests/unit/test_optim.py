@@ -212,7 +212,7 @@ def test_a_model_moved_to_another_dtype_keeps_its_state():
     [
         (lambda p: optim.SGD([]), "SGD: there are no parameters"),
         (lambda p: optim.SGD([p, p]), "given twice"),
-        (lambda p: optim.SGD([p], lr=-1), "lr -1 and weight_decay 0.0 must be at least 0"),
+        (lambda p: optim.SGD([p], lr=-1), "lr -1 must be at least 0 and finite"),
         (lambda p: optim.SGD([p], nesterov=True), "nesterov needs a momentum"),
         (lambda p: optim.Adam([{"params": [p], "momentum": 0.9}]), "options .'momentum'. are not known; use lr, betas"),
         (lambda p: optim.Adam([p * 2]), "must be a floating leaf tensor"),

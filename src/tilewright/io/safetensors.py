@@ -43,6 +43,8 @@ def save_safetensors(path: str | os.PathLike[str], tensors: dict[str, Any], meta
     path = os.fspath(path)
     arrays = {k: np.ascontiguousarray(v.numpy() if isinstance(v, Tensor) else v).reshape(v.shape) for k, v in tensors.items()}
     notes = {k: str(v) for k, v in (metadata or {}).items()}
+    if "__metadata__" in arrays:
+        raise CheckpointError(f"{path}: was not written: the format keeps the name '__metadata__' for itself; rename that array")
     kinds = sorted({a.dtype.name for a in arrays.values()} - set(_NAMES.values()))
     if kinds:
         raise CheckpointError(f"{path}: was not written: there are arrays of {', '.join(kinds)}, which the format cannot hold; convert them first")
@@ -63,6 +65,14 @@ def check_place(path: str | os.PathLike[str]) -> None:
         raise CheckpointError(f"{path}: the folder {folder} cannot be written to; choose another")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the header names {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
+
+
 def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(arrays by name, notes). A file of ours is checked against its checksum.
 
@@ -76,14 +86,14 @@ def load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
         raise CheckpointError(f"{path}: could not be read ({error.strerror or error})") from error
     try:
         entries: Any = deserialize(data)  # type: ignore[operator]
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=_unique)
         notes = {str(k): str(v) for k, v in (header.get("__metadata__") or {}).items()}
         arrays = {}
         for name, entry in entries:
             if entry["dtype"] not in _NAMES:
                 raise CheckpointError(f"{path}: {name} is of type {entry['dtype']}; {', '.join(_NAMES)} can be read, convert it first")
             kind = as_dtype(_NAMES[entry["dtype"]]).np
-            arrays[name] = np.frombuffer(bytes(entry["data"]), kind).reshape(entry["shape"])
+            arrays[name] = np.frombuffer(bytearray(entry["data"]), kind).reshape(entry["shape"])
     except CheckpointError:
         raise
     except (SafetensorError, ValueError, KeyError, TypeError) as error:  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -98,6 +99,8 @@ class Optimizer:
     states: tuple[str, ...] = ()
 
     def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
+        if isinstance(params, Tensor):
+            raise ArgumentError(f"{type(self).__name__}: the parameters are one tensor, of shape {params.shape}; pass a list of tensors")
         given = list(params)
         if not given:
             raise ArgumentError(f"{type(self).__name__}: there are no parameters; pass model.parameters()")
@@ -107,7 +110,9 @@ class Optimizer:
         self.steps = 0
         seen: set[int] = set()
         for group in listed:
-            members = list(group["params"])
+            if not isinstance(group, dict) or "params" not in group:
+                raise ArgumentError(f"{type(self).__name__}: a group must be a dict with 'params' and one is {group!r:.80}; make all groups, or none")
+            members = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
             for p in members:
                 if not isinstance(p, Tensor) or not p.is_leaf or not p.dtype.is_floating:
                     raise ArgumentError(f"{type(self).__name__}: a parameter must be a floating leaf tensor and one is {p!r:.80}")
@@ -123,8 +128,14 @@ class Optimizer:
         self._stretches: list[list[_Stretch]] = [self._lay(g) for g in self.groups]
 
     def _check(self, group: dict[str, Any]) -> None:
-        if group["lr"] < 0 or group["weight_decay"] < 0:
-            raise ArgumentError(f"{type(self).__name__}: lr {group['lr']} and weight_decay {group['weight_decay']} must be at least 0")
+        who = type(self).__name__
+        for name in ("lr", "weight_decay", "momentum", "eps"):
+            if name in group and not 0 <= group[name] < math.inf:
+                raise ArgumentError(f"{who}: {name} {group[name]} must be at least 0 and finite")
+        if "betas" in group and (len(group["betas"]) != 2 or not all(0 <= b < 1 for b in group["betas"])):
+            raise ArgumentError(f"{who}: betas {group['betas']} must be two numbers from 0 up to but without 1")
+        if "alpha" in group and not 0 <= group["alpha"] < 1:
+            raise ArgumentError(f"{who}: alpha {group['alpha']} must lie in 0 up to but without 1")
 
     def _lay(self, group: dict[str, Any]) -> list[_Stretch]:
         kinds: dict[Any, list[Tensor]] = {}

@@ -66,7 +66,7 @@ class CosineAnnealing(Schedule):
     """From 1 to `floor` over `total` steps along half a cosine (Loshchilov and Hutter, 2017)."""
 
     def __init__(self, optimizer: Any, total: int, floor: float = 0.0) -> None:
-        if total < 1:
+        if not total >= 1:
             raise ArgumentError(f"CosineAnnealing: total {total} must be at least 1")
         self.total, self.floor = total, floor
         super().__init__(optimizer)
@@ -100,8 +100,10 @@ class OneCycle(Schedule):
     def __init__(
         self, optimizer: Any, max_lr: float, total_steps: int, up: float = 0.3, div: float = 25.0, final_div: float = 1e4
     ) -> None:  # fmt: skip
-        if total_steps < 1 or not 0 <= up <= 1:
-            raise ArgumentError(f"OneCycle: total_steps {total_steps} must be at least 1 and up {up} in 0 to 1")
+        if not total_steps >= 1 or not 0 <= up <= 1 or not (div > 0 and final_div > 0):
+            raise ArgumentError(
+                f"OneCycle: total_steps {total_steps} must be at least 1, up {up} in 0 to 1, and div {div} and final_div {final_div} above 0"
+            )
         self.peak, self.last = up * total_steps - 1, total_steps - 1
         self.first, self.final = 1 / div, 1 / div / final_div
         for group in optimizer.groups:

@@ -9,6 +9,7 @@ from tilewright.errors import ArgumentError
 from tilewright.ops.optimizer import SGD as UPDATE
 from tilewright.ops.optimizer import SgdAttrs
 from tilewright.optim.optimizer import Optimizer
+from tilewright.tensor import Tensor
 
 
 class SGD(Optimizer):
@@ -22,7 +23,7 @@ class SGD(Optimizer):
     ) -> None:  # fmt: skip
         if nesterov and momentum <= 0:
             raise ArgumentError(f"SGD: nesterov needs a momentum above 0 and it is {momentum}")
-        given = list(params)
+        given = params if isinstance(params, Tensor) else list(params)
         any_momentum = momentum or any(isinstance(g, dict) and g.get("momentum") for g in given)
         self.states = ("velocity",) if any_momentum else ()
         super().__init__(given, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)

@@ -61,8 +61,15 @@ class EarlyStopping(Callback):
         self.best, self.waited = state["best"], state["waited"]
 
 
+def _plain(value: Any) -> Any:
+    """A figure as JSON has it, which knows neither NaN nor infinity."""
+    if getattr(value, "size", 0) == 1:  # a NumPy number, or a tensor of one
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class JsonlLog(Callback):
-    """One JSON object a line: every `every` steps, and every epoch.
+    """One JSON object a line: every `every` steps, and every epoch; null stands for a figure that is not finite.
 
     OSError when training starts and the file cannot be opened; what fails later (a full disk) ends the log with a warning.
     """
@@ -80,7 +87,7 @@ class JsonlLog(Callback):
             return
         try:
             with open(self.path, "a") as f:
-                f.write(json.dumps(record) + "\n")
+                f.write(json.dumps({k: _plain(v) for k, v in record.items()}) + "\n")
         except OSError as error:  # a full disk must not cost the run
             self.broken = True
             warnings.warn(f"JsonlLog: {self.path}: could not be written ({error.strerror or error}); training goes on unlogged", stacklevel=2)

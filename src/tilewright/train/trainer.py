@@ -261,40 +261,55 @@ class Trainer:
 
     def save(self, path: str | os.PathLike[str], train: Any = None) -> None:
         """Write model, optimizer, schedule, random state, data position and history to one file, atomically."""
-        parts = {"schedule": self.schedule, "ema": self.ema, "loader": train}
-        save_checkpoint(
-            path,
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "random": random.get_state(),
-                "callbacks": {type(c).__name__: held for c in self.callbacks if (held := c.state_dict())},
-                "epoch": self.epoch,
-                "step": self.step,
-                "batch": self.batch,
-                "sums": {k: [m.total, m.count] for k, m in self._sums.items()},
-                "history": self.history,
-                **{k: p.state_dict() for k, p in parts.items() if hasattr(p, "state_dict")},
-            },
-        )
+        save_checkpoint(path, self._state(train))
 
     def load(self, path: str | os.PathLike[str], train: Any = None) -> None:
-        """Take up the state that `save` wrote. Raises CheckpointError and leaves the model as it was on a misfit."""
+        """Take up the state that `save` wrote. Raises CheckpointError and leaves everything as it was on a misfit."""
         state = load_checkpoint(path)
+        before = self._state(train)
+        before["model"] = {k: np.array(v.numpy()) for k, v in before["model"].items()}
         try:
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            random.set_state(state["random"])
-            for callback in self.callbacks:
-                if type(callback).__name__ in state["callbacks"]:
-                    callback.load_state_dict(state["callbacks"][type(callback).__name__])
-            for name, part in (("schedule", self.schedule), ("ema", self.ema), ("loader", train)):
-                if name in state and hasattr(part, "load_state_dict"):
-                    part.load_state_dict(state[name])
-            self.epoch, self.step, self.batch = state["epoch"], state["step"], state["batch"]
-            self._sums = {k: Mean(total, count) for k, (total, count) in state["sums"].items()}
-            self.history = state["history"]
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, CheckpointError):
-                raise
+            self._take(state, train)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._take(before, train)
             raise CheckpointError(f"{os.fspath(path)}: the checkpoint does not fit this trainer: {error}") from error
+
+    def _named_callbacks(self) -> dict[str, Callback]:
+        """By their class's name, those after the first of a class with a number."""
+        named: dict[str, Callback] = {}
+        for c in self.callbacks:
+            name, n = type(c).__name__, 1
+            while name in named:
+                n += 1
+                name = f"{type(c).__name__} {n}"
+            named[name] = c
+        return named
+
+    def _state(self, train: Any) -> dict[str, Any]:
+        parts = {"optimizer": self.optimizer, "schedule": self.schedule, "ema": self.ema, "loader": train}
+        return {
+            "model": self.model.state_dict(),
+            "random": random.get_state(),
+            "callbacks": {name: held for name, c in self._named_callbacks().items() if (held := c.state_dict())},
+            "epoch": self.epoch,
+            "step": self.step,
+            "batch": self.batch,
+            "sums": {k: [m.total, m.count] for k, m in self._sums.items()},
+            "history": self.history,
+            **{k: p.state_dict() for k, p in parts.items() if hasattr(p, "state_dict")},
+        }
+
+    def _take(self, state: dict[str, Any], train: Any) -> None:
+        self.model.load_state_dict(state["model"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        random.set_state(state["random"])
+        for name, callback in self._named_callbacks().items():
+            if name in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][name])
+        for name, part in (("schedule", self.schedule), ("ema", self.ema), ("loader", train)):
+            if name in state and hasattr(part, "load_state_dict"):
+                part.load_state_dict(state[name])
+        self.epoch, self.step, self.batch = state["epoch"], state["step"], state["batch"]
+        self._sums = {k: Mean(total, count) for k, (total, count) in state["sums"].items()}
+        self.history = state["history"]
