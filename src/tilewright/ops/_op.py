@@ -91,6 +91,9 @@ class Op:
     vjp(node, *gradients) -> a gradient (or None) per input, in public ops; honours node.needs. None: no gradient.
     saves: indices of the inputs vjp reads (None = all). saves_outputs: vjp reads node.outputs.
     terms(attrs, *specs) -> how many products are summed into one output element, for the error bound of tests.
+    reference_at(attrs, inputs, output, positions) -> the reference at some elements of output number `output` only, in
+        float64 (integers in their own type): `positions` is (P, ndim), the result (P,). For ops whose whole reference
+        would take far longer than a kernel does, so that a kernel can be checked on a problem of any size.
     inplace: output index -> input index that it may overwrite (optimizer updates).
     """
 
@@ -102,6 +105,7 @@ class Op:
     errors: Callable[[], Sequence[ErrorSample]] = tuple
     flops: Callable[..., float] | None = None
     terms: Callable[..., int] | None = None
+    reference_at: Callable[..., np.ndarray] | None = None
     saves: tuple[int, ...] | None = None
     saves_outputs: bool = False
     inplace: dict[int, int] = field(default_factory=dict)
@@ -125,3 +129,13 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+
+
+def find(name: str) -> Op:
+    """The op of that name. A process that is handed this function has every op of the package loaded."""
+    return OPS[name]
+
+
+def wide(a: np.ndarray) -> np.ndarray:
+    """A floating array (bfloat16 too) in float64; integers and bools as they are."""
+    return a if a.dtype.kind in "iub" else a.astype(np.float64)

@@ -22,7 +22,7 @@ from tilewright.dtypes import promote
 from tilewright.errors import ArgumentError, DTypeError, ShapeError
 from tilewright.ops import _activation
 from tilewright.ops._call import call, need_tensor
-from tilewright.ops._op import Arg, ErrorSample, Op, Sample
+from tilewright.ops._op import Arg, ErrorSample, Op, Sample, wide
 from tilewright.tensor import Tensor
 
 SHARED = ("out_size", "pair", "same_padding")
@@ -147,6 +147,28 @@ def _reference(a: Conv2dAttrs, x: Any, w: Any, b: Any = None, residual: Any = No
     return _activation.reference(a.activation, a.alpha, a.beta, y)
 
 
+def _met(a: Conv2dAttrs, axis: int, taps: int, at: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The taps through which output `at` meets the input (not the padding) along an axis, and where they meet it."""
+    places = at * a.stride[axis] - a.padding[axis] + np.arange(taps) * a.dilation[axis]
+    inside = np.flatnonzero((places >= 0) & (places < size))
+    return inside, places[inside]
+
+
+def _reference_at(a: Conv2dAttrs, inputs: Sequence[Any], output: int, positions: np.ndarray) -> np.ndarray:
+    x, w, b, residual = inputs
+    f, cg, kh, kw = w.shape
+    y = np.empty(len(positions))
+    for p, (n, k, i, j) in enumerate(positions.tolist()):
+        (u, rows), (v, cols) = _met(a, 0, kh, i, x.shape[2]), _met(a, 1, kw, j, x.shape[3])
+        c = k // (f // a.groups) * cg
+        y[p] = np.sum(wide(x[n, c : c + cg][:, rows[:, None], cols]) * wide(w[k][:, u[:, None], v]))
+    if b is not None:
+        y += wide(b)[positions[:, 1]]
+    if residual is not None:
+        y += wide(residual[tuple(positions.T)])
+    return _activation.reference(a.activation, a.alpha, a.beta, y)
+
+
 def _vjp(node: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, w, _, _ = node.inputs
     a = node.attrs
@@ -194,6 +216,27 @@ def _input_grad_reference(a: InputGradAttrs, g: Any, w: Any) -> np.ndarray:
     return _pad(padded, (-t, -le, -b, -r))
 
 
+def _meeting(c: Conv2dAttrs, axis: int, taps: int, at: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The taps through which input `at` meets an output along an axis, and which outputs those are."""
+    outputs, rest = np.divmod(at + c.padding[axis] - np.arange(taps) * c.dilation[axis], c.stride[axis])
+    inside = np.flatnonzero((rest == 0) & (outputs >= 0) & (outputs < size))
+    return inside, outputs[inside]
+
+
+def _input_grad_at(a: InputGradAttrs, inputs: Sequence[Any], output: int, positions: np.ndarray) -> np.ndarray:
+    g, w = inputs
+    c = a.conv
+    f, cg, kh, kw = w.shape
+    fg = f // c.groups
+    dx = np.empty(len(positions))
+    for p, (n, k, i, j) in enumerate(positions.tolist()):
+        (u, rows), (v, cols) = _meeting(c, 0, kh, i, g.shape[2]), _meeting(c, 1, kw, j, g.shape[3])
+        group, channel = divmod(k, cg)
+        part = slice(group * fg, (group + 1) * fg)
+        dx[p] = np.sum(wide(g[n, part][:, rows[:, None], cols]) * wide(w[part, channel][:, u[:, None], v]))
+    return dx
+
+
 def _input_grad_vjp(node: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     g, w = node.inputs
     c = node.attrs.conv
@@ -227,6 +270,29 @@ def _weight_grad_reference(a: WeightGradAttrs, x: Any, g: Any) -> Any:
         dw[..., i, j] = np.einsum("ngchw,ngfhw->gfc", padded[..., rows, cols], _groups(g, c.groups))
     dw = dw.reshape(f, x.shape[1] // c.groups, *a.kernel)
     return (dw, g.sum((0, 2, 3))) if a.bias else dw
+
+
+def _span(c: Conv2dAttrs, axis: int, tap: int, size: int, outputs: int) -> tuple[slice, slice]:
+    """Along an axis: the inputs that a tap meets outside the padding, and the outputs that it meets them for."""
+    start = tap * c.dilation[axis] - c.padding[axis]
+    stride = c.stride[axis]
+    low = max(0, -(start // stride))
+    high = max(min(outputs, (size - 1 - start) // stride + 1), low)
+    first = start + low * stride
+    return slice(first, first + (high - low - 1) * stride + 1 if high > low else first, stride), slice(low, high)
+
+
+def _weight_grad_at(a: WeightGradAttrs, inputs: Sequence[Any], output: int, positions: np.ndarray) -> np.ndarray:
+    x, g = inputs
+    if output == 1:
+        return np.array([wide(g[:, k]).sum() for (k,) in positions.tolist()], np.float64)
+    c = a.conv
+    cg, fg = x.shape[1] // c.groups, g.shape[1] // c.groups
+    dw = np.empty(len(positions))
+    for p, (k, channel, i, j) in enumerate(positions.tolist()):
+        (rows, up), (cols, across) = (_span(c, axis, t, x.shape[2 + axis], g.shape[2 + axis]) for axis, t in ((0, i), (1, j)))
+        dw[p] = np.sum(wide(x[:, k // fg * cg + channel, rows, cols]) * wide(g[:, k, up, across]))
+    return dw
 
 
 def _weight_grad_vjp(node: Any, v: Tensor | None, vb: Tensor | None = None) -> tuple[Tensor | None, ...]:
@@ -384,6 +450,7 @@ CONV2D = Op(
     _errors,
     _flops,
     terms=lambda a, x, w, b, r: max(w.size // max(w.shape[0], 1), 1),
+    reference_at=_reference_at,
     saves=(0, 1),
     saves_outputs=True,
 )
@@ -395,6 +462,7 @@ INPUT_GRAD = Op(
     lambda: _gradient_samples(False),
     flops=lambda a, g, w: 2.0 * g.shape[0] * g.shape[2] * g.shape[3] * w.size,
     terms=lambda a, g, w: max(w.size // max(w.shape[1] * a.conv.groups, 1), 1),
+    reference_at=_input_grad_at,
 )
 WEIGHT_GRAD = Op(
     "conv2d_weight_grad",
@@ -404,6 +472,7 @@ WEIGHT_GRAD = Op(
     lambda: _gradient_samples(True),
     flops=lambda a, x, g: 2.0 * g.size * (x.shape[1] // a.conv.groups) * a.kernel[0] * a.kernel[1],
     terms=lambda a, x, g: max(g.shape[0] * g.shape[2] * g.shape[3], 1),
+    reference_at=_weight_grad_at,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from tilewright.errors import ArgumentError, DTypeError, ShapeError
 from tilewright.ops import _activation
 from tilewright.ops._call import call, need_tensor, operands
 from tilewright.ops._grad import unbroadcast
-from tilewright.ops._op import Arg, ErrorSample, Op, Sample
+from tilewright.ops._op import Arg, ErrorSample, Op, Sample, wide
 from tilewright.tensor import Tensor
 
 
@@ -43,6 +44,16 @@ def _infer(a: MatmulAttrs, x: Spec, y: Spec) -> Spec:
             f"matmul: shapes {x.shape} and {y.shape} do not fit; the inner sizes {k} and {k2} must be equal and the leading axes broadcast"
         )
     return spec((*batch, m, n), x.dtype)
+
+
+def _reference_at(a: MatmulAttrs, inputs: Sequence[Any], output: int, positions: np.ndarray) -> np.ndarray:
+    x, y = (_turn(v, t) for v, t in zip(inputs, a, strict=True))
+    batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    x, y = np.broadcast_to(x, (*batch, *x.shape[-2:])), np.broadcast_to(y, (*batch, *y.shape[-2:]))
+    out = np.empty(len(positions), x.dtype if x.dtype.kind in "iu" else np.float64)
+    for p, (*at, i, j) in enumerate(positions.tolist()):
+        out[p] = np.dot(wide(x[(*at, i)]), wide(y[(*at, slice(None), j)]))
+    return out
 
 
 def _vjp(node: Any, g: Tensor) -> Any:
@@ -118,6 +129,7 @@ MATMUL = Op(
     _error,
     flops=lambda a, x, y: 2.0 * _infer(a, x, y).size * (x.shape[-2] if a.ta else x.shape[-1]),
     terms=lambda a, x, y: max(x.shape[-2] if a.ta else x.shape[-1], 1),
+    reference_at=_reference_at,
 )
 
 
@@ -178,6 +190,12 @@ def _linear_infer(a: LinearAttrs, x: Spec, w: Spec, b: Spec | None) -> Spec:
 def _linear_reference(a: LinearAttrs, x: np.ndarray, w: np.ndarray, b: Any = None) -> np.ndarray:
     y = np.einsum("nk,fk->nf", x, w)
     return _activation.reference(a.activation, a.alpha, a.beta, y if b is None else y + b)
+
+
+def _linear_at(a: LinearAttrs, inputs: Sequence[Any], output: int, positions: np.ndarray) -> np.ndarray:
+    x, w, b = inputs
+    y = np.array([np.dot(wide(x[n]), wide(w[f])) for n, f in positions.tolist()], np.float64)
+    return _activation.reference(a.activation, a.alpha, a.beta, y if b is None else y + wide(b)[positions[:, 1]])
 
 
 def _linear_vjp(node: Any, g: Tensor) -> Any:
@@ -253,6 +271,7 @@ LINEAR = Op(
     _linear_errors,
     flops=lambda a, x, w, b: 2.0 * x.shape[0] * w.size,
     terms=lambda a, x, w, b: max(x.shape[1], 1),
+    reference_at=_linear_at,
     saves=(0, 1),
     saves_outputs=True,
 )

@@ -1,0 +1,314 @@
+"""Whether a candidate computes a problem right: only one that does may win.
+
+It runs on random data of this very problem, its buffers between guard zones, its outputs filled with NaN beforehand, and
+is compared with the op's own definition in float64. What is costly - the data, the reference - is made once for a
+problem (`Material`) and shared by all its candidates.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilewright.devices.api import Config, Device, Kernel, Launch, Problem, Spec, spec
+from tilewright.errors import KernelError, OutOfMemory
+
+GUARD = 4096  # bytes of known pattern on either side of a buffer: a multiple of any device's alignment
+AROUND_OUTPUT = 0xA5
+AROUND_INPUT = 0xFF  # NaN in every floating type, so that what is read there shows in the result
+FILLS = (0xFF, 0x7F)  # what outputs hold beforehand: NaN and a huge number, or -1 and 127
+STRETCH = 999983  # random numbers drawn for one operand; a larger one repeats them (a prime, so at no stride of its own)
+RANDOM = 128  # elements compared at random places where the reference is taken at some places only
+PRODUCTS = 1 << 23  # products that all of them together may cost
+
+
+class Checked(NamedTuple):
+    """`status`: "ok", "wrong", "failed" (it raised) or "over-limit" (of memory); `reason`: a sentence, empty for "ok";
+    `seconds`: the shortest launch seen."""
+
+    status: str
+    reason: str = ""
+    seconds: float | None = None
+
+
+class Expected(NamedTuple):
+    """What one output must be: `values` at the places `at` (an index for NumPy; `...` for everywhere)."""
+
+    at: Any
+    values: np.ndarray
+    largest: float
+
+
+class Material:
+    """Random operands of a problem and what its outputs must be.
+
+    op: the problem's op (`samples`, `reference`, `reference_at` and `terms` are used). Operands are drawn as the op's
+    most similar sample draws its own: floats standard normal if that says nothing else, indices within its range. The
+    same seed gives the same data. Raises KernelError where the reference does not take what was drawn.
+    """
+
+    def __init__(self, op: Any, problem: Problem, seed: int = 0) -> None:
+        self.problem = problem
+        self.terms: int = 1 if op.terms is None else op.terms(problem.attrs, *problem.inputs)
+        args = _args(op, problem)
+        try:
+            self._draw(args, seed)
+            self.expected = self._reference(op, seed)
+        except (IndexError, ValueError):  # an index beyond this problem's sizes: take the lowest alone
+            try:
+                self._draw([a if a is None or a.fill != "int" else replace(a, high=a.low + 1) for a in args], seed)
+                self.expected = self._reference(op, seed)
+            except (IndexError, ValueError) as error:
+                raise KernelError(f"no random operands for {problem} could be made: {error}") from error
+        self._buffers: dict[Device, list[Any]] = {}
+
+    def _draw(self, args: list[Any], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.blocks: list[np.ndarray | None] = []  # each operand's bytes between its guards
+        self.values: list[np.ndarray | None] = []  # the same memory as the operand's array
+        for arg, s in zip(args, self.problem.inputs, strict=True):
+            if s is None:
+                self.blocks.append(None)
+                self.values.append(None)
+                continue
+            whole = arg.fill == "distinct" and s.dtype.itemsize >= 4  # half types cannot count so far
+            kind = arg.fill if whole or arg.fill != "distinct" else "normal"
+            drawn = replace(arg, shape=(s.size if whole else min(s.size, STRETCH),), dtype=s.dtype.name, layout="contiguous", fill=kind).array(rng)
+            block = _block(s.nbytes, AROUND_INPUT)
+            _inside(block, s.nbytes).view(s.dtype.np)[...] = np.resize(drawn, s.size)
+            self.blocks.append(block)
+            self.values.append(_array(block, s))
+
+    def _reference(self, op: Any, seed: int) -> list[Expected]:
+        problem = self.problem
+        if op.reference_at is not None:
+            rng = np.random.default_rng(seed)
+            found = []
+            for k, s in enumerate(problem.outputs):
+                places = positions(s.shape, rng, min(RANDOM, max(24, PRODUCTS // self.terms)))
+                values = op.reference_at(problem.attrs, self.values, k, places)
+                found.append(Expected(tuple(places.T), values, _largest(values)))
+            return found
+        wide = [None if v is None or s is None else v.astype(np.float64) if s.dtype.is_floating else v
+                for v, s in zip(self.values, problem.inputs, strict=True)]  # fmt: skip
+        with np.errstate(all="ignore"):
+            outs = op.reference(problem.attrs, *wide)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        return [Expected(..., np.asarray(o), _largest(np.asarray(o))) for o in outs]
+
+    def on(self, device: Device) -> list[Any]:
+        """The operands' buffers on a device (None for an absent one), each between guards."""
+        found = self._buffers.get(device)
+        if found is None:
+            found = self._buffers[device] = [
+                None if b is None or s is None else _upload(device, b).view(GUARD, s.nbytes)
+                for b, s in zip(self.blocks, self.problem.inputs, strict=True)
+            ]
+        return found
+
+    def spoilt(self, device: Device) -> str | None:
+        """Which operand a launch has changed, or the memory beside it; the operands are made anew then."""
+        for i, (buffer, block, s) in enumerate(zip(self.on(device), self.blocks, self.problem.inputs, strict=True)):
+            if block is None or s is None:
+                continue
+            now = _download(device, buffer.keep, block.size)
+            if not np.array_equal(now, block):
+                del self._buffers[device]
+                within = not np.array_equal(_inside(now, s.nbytes), _inside(block, s.nbytes))
+                return f"it changed input {i}" if within else f"it wrote beside input {i}"
+        return None
+
+    def allowed(self, s: Spec, expected: Expected, tolerance: float) -> float:
+        """Absolute error allowed in an output: the rounding of its type, over sums of so many terms, at its own size.
+
+        The same bound as the kernels' contract tests. Half types are summed in float32, so that the length of a sum adds
+        nothing to what their own rounding costs.
+        """
+        if not s.dtype.is_floating:
+            return 0.0
+        eps = s.dtype.eps
+        worst = 16 * eps if s.dtype.itemsize < 4 else eps * (16 + 4 * math.sqrt(self.terms))
+        return worst * max(1.0, expected.largest) * tolerance
+
+
+def positions(shape: tuple[int, ...], rng: np.random.Generator, count: int) -> np.ndarray:
+    """Distinct places (P, ndim) of an array: every corner, some on every face, and `count` at random.
+
+    A kernel that is wrong where a tile ends, or at the padding, is wrong on some face.
+    """
+    if 0 in shape:
+        return np.empty((0, len(shape)), np.int64)
+    if math.prod(shape) <= count:
+        return np.array(list(np.ndindex(*shape)), np.int64).reshape(-1, len(shape))
+    ends = [sorted({0, s - 1}) for s in shape]
+    anywhere = rng.integers(0, shape, (count + 4 * len(shape), len(shape)))
+    for axis, s in enumerate(shape):  # two on either face of an axis
+        anywhere[count + 4 * axis : count + 4 * axis + 4, axis] = (0, s - 1, 0, s - 1)
+    return np.unique(np.concatenate([np.array(list(product(*ends)), np.int64), anywhere]), axis=0)
+
+
+def check(
+    problem: Problem,
+    device: Device,
+    kernel: Kernel,
+    config: Config,
+    launch: Launch,
+    material: Material,
+    *,
+    patience_s: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Checked:
+    """Launch a candidate on `material` and say whether all it did was right.
+
+    It must leave its operands and the guard zones as they were, write every element, give no NaN or infinity that the
+    reference does not give, and agree with the reference within the op's error bound times `kernel.tolerance`. It is
+    launched twice on outputs filled differently, and the results of a deterministic kernel must be equal bit for bit;
+    after a first launch longer than `patience_s` the second is left out.
+    """
+    inputs = material.on(device)
+    results: list[list[np.ndarray]] = []
+    shortest = math.inf
+    trouble = None
+    for fill in FILLS:
+        blocks = [_upload(device, _block(s.nbytes, AROUND_OUTPUT, fill)) for s in problem.outputs]
+        outputs = [b.view(GUARD, s.nbytes) for b, s in zip(blocks, problem.outputs, strict=True)]
+        try:
+            began = clock()
+            launch(inputs, outputs)
+            device.synchronize()
+            seconds = clock() - began
+        except OutOfMemory as error:
+            trouble = Checked("over-limit", str(error))
+        except Exception as error:
+            trouble = Checked("failed", describe(error))
+        results.append([_download(device, b, s.nbytes + 2 * GUARD) for b, s in zip(blocks, problem.outputs, strict=True)])
+        if trouble is not None:
+            break
+        shortest = min(shortest, seconds)
+        if seconds > patience_s:
+            break
+    changed = material.spoilt(device)  # asked for even where the launch raised: the next candidate needs them whole
+    if trouble is not None:
+        return trouble
+    reason = changed or next(_faults(problem, kernel, results, material), None)
+    return Checked("ok", "", shortest) if reason is None else Checked("wrong", reason, shortest)
+
+
+def describe(error: BaseException) -> str:
+    """An exception as a reason: its type and first line."""
+    text = str(error).strip().splitlines()
+    return f"it raised {type(error).__name__}{': ' + text[0] if text else ''}"
+
+
+def _faults(problem: Problem, kernel: Kernel, results: list[list[np.ndarray]], material: Material) -> Iterator[str]:
+    """What is wrong with the blocks left by each launch, one sentence a fault."""
+    for blocks in results:
+        for k, (block, s) in enumerate(zip(blocks, problem.outputs, strict=True)):
+            if (block[:GUARD] != AROUND_OUTPUT).any():
+                yield f"it wrote before the start of output {k}"
+            if (block[GUARD + s.nbytes :] != AROUND_OUTPUT).any():
+                yield f"it wrote past the end of output {k}"
+    for k, s in enumerate(problem.outputs):
+        left = None
+        for blocks, fill in zip(results, FILLS, strict=False):
+            same = (_inside(blocks[k], s.nbytes).reshape(-1, s.dtype.itemsize) == fill).all(1)
+            left = same if left is None else left & same
+        # After one launch, an integer that equals the filling may well have been written.
+        if left is not None and left.any() and (len(results) > 1 or s.dtype.is_floating):
+            yield f"it left {int(left.sum())} of the {s.size} elements of output {k} unwritten"
+    exact = kernel.deterministic and len(results) > 1
+    for blocks in results[:1] if exact else results:
+        for k, (block, s, expected) in enumerate(zip(blocks, problem.outputs, material.expected, strict=True)):
+            fault = _disagreement(_array(block, s), s, expected, material.allowed(s, expected, kernel.tolerance))
+            if fault is not None:
+                yield f"output {k} {fault}"
+    if exact and any(not np.array_equal(a, b) for a, b in zip(*results, strict=True)):
+        yield "two launches differ, and the kernel is said to be deterministic"
+
+
+def _disagreement(got: np.ndarray, s: Spec, expected: Expected, allowed: float) -> str | None:
+    if not s.dtype.is_floating:
+        unlike = got[expected.at] != expected.values.astype(got.dtype)
+        return f"differs from the reference at {_place(unlike, expected)}" if unlike.any() else None
+    want = expected.values.astype(np.float64)
+    if expected.at is not ... and np.isfinite(want).all() and not np.isfinite(got).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(got))[0])
+        return f"is {float(got[where])} at {where}"
+    with np.errstate(all="ignore"):
+        here = got[expected.at].astype(np.float64)
+        error = np.where((here == want) | (np.isnan(here) & np.isnan(want)), 0.0, np.abs(here - want))
+        unlike = ~(error <= allowed)  # NaN is unlike
+    if not unlike.any():
+        return None
+    worst = float(np.max(error, initial=0.0))  # NaN where there is one
+    return f"is {worst:.3g} from the reference, where {allowed:.3g} is allowed, first at {_place(unlike, expected)}"
+
+
+def _place(unlike: np.ndarray, expected: Expected) -> tuple[int, ...]:
+    first = np.argwhere(unlike)[0]
+    return tuple(int(i) for i in first) if expected.at is ... else tuple(int(axis[first[0]]) for axis in expected.at)
+
+
+def _largest(values: np.ndarray) -> float:
+    if values.dtype.kind in "iub":
+        return 0.0
+    finite = np.abs(values[np.isfinite(values)])
+    return float(finite.max(initial=0.0))
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, tuple) else [value]
+
+
+def _args(op: Any, problem: Problem) -> list[Any]:
+    """How each operand is drawn: as in the op's sample that has the same operands, of like kind, rank and attributes."""
+    attrs = _leaves(problem.attrs)
+
+    def likeness(sample: Any) -> tuple[int, int, int]:
+        pairs = list(zip(sample.inputs, problem.inputs, strict=False))
+        fits = len(sample.inputs) == len(problem.inputs) and all(
+            (a is None) == (s is None) and (a is None or s is None or (a.spec.dtype.kind == s.dtype.kind)) for a, s in pairs
+        )
+        ranks = sum(a is not None and s is not None and len(a.shape) == s.ndim for a, s in pairs)
+        return fits, sum(a == b for a, b in zip(_leaves(sample.attrs), attrs, strict=False)), ranks
+
+    samples = sorted(op.samples(), key=likeness, reverse=True)
+    found = []
+    for i, s in enumerate(problem.inputs):
+        kind = None if s is None else s.dtype.kind
+        arg = next((a for m in samples if i < len(m.inputs) and (a := m.inputs[i]) is not None and a.spec.dtype.kind == kind), None)
+        if s is not None and arg is None:  # no sample has this operand, or none of this kind
+            some = next((a for m in samples for a in m.inputs if a is not None), None)
+            if some is None:
+                raise KernelError(f"no random operands for {problem} could be made: {op.name} has no sample to draw them like")
+            arg = replace(some, fill="normal", dtype=s.dtype.name)  # which draws small integers for an integer type
+        found.append(arg)
+    return found
+
+
+def _block(nbytes: int, around: int, fill: int = 0) -> np.ndarray:
+    block = np.full(nbytes + 2 * GUARD, around, np.uint8)
+    block[GUARD : GUARD + nbytes] = fill
+    return block
+
+
+def _inside(block: np.ndarray, nbytes: int) -> np.ndarray:
+    return block[GUARD : GUARD + nbytes]
+
+
+def _array(block: np.ndarray, s: Spec) -> np.ndarray:
+    return np.ndarray(s.shape, s.dtype.np, block, GUARD, s.strides) if s.size else np.empty(s.shape, s.dtype.np)
+
+
+def _upload(device: Device, block: np.ndarray) -> Any:
+    return device.upload(block, spec(block.shape, "uint8"))
+
+
+def _download(device: Device, buffer: Any, nbytes: int) -> np.ndarray:
+    return device.download(buffer, spec((nbytes,), "uint8"))
