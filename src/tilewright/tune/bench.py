@@ -1,0 +1,305 @@
+"""How long each of several rival launches takes, found within a budget of seconds.
+
+The rivals take turns, so that what else the machine does meets all of them alike; each is summed up by its median and
+interquartile range, which a few disturbed samples do not move. The standard error of a median is taken as 0.93 times the
+interquartile range over the square root of the count (its value for a normal distribution).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from tilewright.devices.api import Launch
+from tilewright.tune.check import describe
+
+Key = TypeVar("Key", bound=Hashable)
+
+SAMPLE_S = 20e-6  # a sample lasts at least so long: shorter launches are repeated within it
+MOST_REPEATS = 4096
+FEWEST = 5  # samples before a median may count as settled
+MOST = 64
+SETTLED = 0.01  # a median has settled when its standard error is at most this part of it
+NOISE = 0.01  # a difference below this part counts for nothing, however small the errors
+MARGIN = 0.05  # a rival this far behind by its best sample, once there are enough, is dropped
+HOPELESS = 5.0  # one whose first launch takes this many times the leader's is dropped at once
+FLUSH_BYTES = 64 << 20
+
+
+class Timer(Protocol):
+    """Times work handed to a device: the host's clock, or the device's own event timestamps."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> float:
+        """Seconds of the work since `start`, once all of it is done."""
+        ...
+
+
+class HostTimer:
+    """The host's clock, read when the device has nothing left to do. synchronize: as `Device.synchronize`."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] | None = None) -> None:
+        self.clock = clock
+        self.synchronize = synchronize
+        self.began = 0.0
+
+    def start(self) -> None:
+        if self.synchronize is not None:
+            self.synchronize()
+        self.began = self.clock()
+
+    def stop(self) -> float:
+        if self.synchronize is not None:
+            self.synchronize()
+        return self.clock() - self.began
+
+
+class Flush:
+    """Writes over a large buffer in host memory, so that what was in the caches is there no more."""
+
+    def __init__(self, nbytes: int = FLUSH_BYTES) -> None:
+        self.memory = np.zeros(nbytes // 8, np.int64)
+
+    def __call__(self) -> None:
+        np.add(self.memory, 1, out=self.memory)
+
+
+@dataclass
+class Timing:
+    """What is known of one candidate's time; every time in seconds a launch.
+
+    status: "ok"; "failed", with the reason, where it raised; "skipped" where the budget was spent before its turn, which
+    says nothing about the candidate. dropped: it could not win and was timed no further.
+    """
+
+    status: str = "ok"
+    reason: str = ""
+    samples: list[float] = field(default_factory=list)
+    repeats: int = 1
+    dropped: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.samples)
+
+    @property
+    def best(self) -> float:
+        return min(self.samples, default=math.inf)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.samples)) if self.samples else math.inf
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range; infinite where there are fewer than two samples."""
+        if len(self.samples) < 2:
+            return math.inf
+        low, high = np.percentile(self.samples, (25, 75))
+        return float(high - low)
+
+    @property
+    def settled(self) -> bool:
+        return self.count >= FEWEST and standard_error(self.spread, self.count) <= SETTLED * self.median
+
+
+@dataclass
+class Result:
+    """`timings` of every candidate, `ranking` of the usable ones (the winner first), `seconds` spent, and whether the
+    medians `settled` before the budget was spent."""
+
+    timings: dict[Any, Timing]
+    ranking: list[Any]
+    seconds: float
+    settled: bool
+
+
+def standard_error(spread: float, count: int) -> float:
+    """Of a median, from the interquartile range of so many samples."""
+    return 0.93 * spread / math.sqrt(count) if count else math.inf
+
+
+def rank(timings: Mapping[Key, Any], incumbent: Key | None = None) -> list[Key]:
+    """The usable candidates, fastest first, but the incumbent before those that do not beat it by more than the noise.
+
+    timings: anything with `status`, `median`, `spread` and `count` for each key: a `Timing`, or a trial kept from before.
+    The noise is twice the standard error of the difference, and at least one hundredth. An incumbent timed but once has
+    a spread that nobody knows, so it is beaten by any lower median.
+    """
+    usable = sorted((k for k, t in timings.items() if t.status == "ok" and t.count), key=lambda k: timings[k].median)
+    if incumbent not in usable or incumbent is None:
+        return usable
+    own = timings[incumbent]
+
+    def error(t: Any) -> float:
+        spread = t.spread if t.spread is not None and math.isfinite(t.spread) else 0.0
+        return standard_error(spread, t.count)
+
+    def beats(t: Any) -> bool:
+        noise = max(2 * math.hypot(error(t), error(own)), NOISE * own.median)
+        return t.median < own.median - noise
+
+    better = [k for k in usable if k != incumbent and beats(timings[k])]
+    return [*better, incumbent, *[k for k in usable if k != incumbent and k not in better]]
+
+
+class _Rival:
+    def __init__(self, key: Any, launch: Launch, timing: Timing) -> None:
+        self.key = key
+        self.launch = launch
+        self.timing = timing
+        self.estimate = 0.0  # seconds a launch
+
+
+def bench(
+    candidates: Mapping[Key, Launch],
+    make_args: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    timer: Timer | None = None,
+    budget_s: float = 0.25,
+    cold: bool = False,
+    flush: Callable[[], None] | None = None,
+    incumbent: Key | None = None,
+    before: Callable[[Key], None] | None = None,
+    finished: Callable[[Key, Timing], None] | None = None,
+) -> Result:
+    """Time rival launches of one problem against each other.
+
+    candidates: a launch for each key, in order of expectation: when the budget does not reach all, the last go without.
+    make_args: gives (input buffers, output buffers), once, for all of them.
+    clock: seconds; the budget is kept by it, and times are taken by it where no `timer` is given.
+    cold: every launch finds its operands outside the caches (`flush`, else `Flush`, runs before each).
+    incumbent: stays first in the ranking unless it is beaten by more than the noise (see `rank`).
+    before: told whose sample comes next, outside the timed part. finished: told as soon as a candidate's timing is final.
+
+    After one launch to warm up, the rivals take turns, a sample each; who cannot win any more is dropped, and it ends
+    when every median left has settled, after 64 samples, or when the budget is spent. Nothing is launched that would not
+    end within the budget by what is known of it, so that at most one launch overruns. A candidate that raises is
+    "failed", and the others go on.
+    """
+    began = clock()
+    end = began + budget_s
+    timer = HostTimer(clock) if timer is None else timer
+    if cold and flush is None:
+        flush = Flush()
+    if not cold:
+        flush = None
+    flush_s = 0.0
+    inputs, outputs = make_args()
+    timings: dict[Key, Timing] = {key: Timing() for key in candidates}
+    rivals: list[_Rival] = []
+
+    def leave(rival: _Rival, reason: str | None = None) -> None:
+        if reason is not None:
+            rival.timing.status, rival.timing.reason = "failed", reason
+        if rival in rivals:
+            rivals.remove(rival)
+        if finished is not None:
+            finished(rival.key, rival.timing)
+
+    def fits(rival: _Rival) -> bool:
+        return clock() + flush_s + rival.estimate * rival.timing.repeats <= end
+
+    def sample(rival: _Rival) -> float | None:
+        """Seconds a launch; None where it raised."""
+        nonlocal flush_s
+        if before is not None:
+            before(rival.key)
+        if flush is not None:
+            now = clock()
+            flush()
+            flush_s = clock() - now
+        launch, repeats = rival.launch, rival.timing.repeats
+        try:
+            timer.start()
+            for _ in range(repeats):
+                launch(inputs, outputs)
+            taken = timer.stop()
+        except Exception as error:
+            leave(rival, describe(error))
+            return None
+        return taken / repeats
+
+    def calibrate(rival: _Rival) -> bool:
+        """Warm up, and find how many launches make a sample. False: it is out."""
+        first = sample(rival)
+        if first is None:
+            return False
+        rival.estimate = first
+        leader = min((r.estimate for r in rivals), default=math.inf)
+        if first > HOPELESS * leader and first > 50 * SAMPLE_S:
+            rival.timing.samples.append(first)
+            rival.timing.dropped = True
+            leave(rival)
+            return False
+        if flush is None:  # a repeated launch would find its operands in the caches
+            while rival.estimate * rival.timing.repeats < SAMPLE_S and rival.timing.repeats < MOST_REPEATS and fits(rival):
+                again = sample(rival)
+                if again is None:
+                    return False
+                rival.estimate = again
+                if again * rival.timing.repeats < SAMPLE_S:
+                    wanted = math.ceil(1.1 * SAMPLE_S / again) if again > 0 else MOST_REPEATS
+                    rival.timing.repeats = min(max(wanted, 2 * rival.timing.repeats), MOST_REPEATS)
+        return True
+
+    for key, launch in candidates.items():
+        rival = _Rival(key, launch, timings[key])
+        if clock() >= end:
+            rival.timing.status, rival.timing.reason = "skipped", f"the {budget_s:g} s allowed were spent before its turn"
+            leave(rival)
+        elif calibrate(rival):
+            rivals.append(rival)
+
+    settled = False
+    for turn in range(MOST):
+        spent = False
+        for rival in _from(rivals, turn):
+            if not fits(rival):
+                spent = True
+                if not rival.timing.samples:  # the launch that warmed it up is all there is
+                    rival.timing.samples.append(rival.estimate)
+                continue
+            taken = sample(rival)
+            if taken is not None:
+                rival.timing.samples.append(taken)
+                rival.estimate = taken
+        _drop(rivals, leave)
+        if not rivals or spent:
+            break
+        settled = all(r.timing.settled for r in rivals) or (len(rivals) == 1 and rivals[0].timing.count >= FEWEST)
+        if settled:
+            break
+    for rival in list(rivals):
+        leave(rival)
+    return Result(timings, rank(timings, incumbent), clock() - began, settled)
+
+
+def _from(rivals: list[_Rival], turn: int) -> list[_Rival]:
+    """The rivals of a round, another one first each time, so that none always follows the same."""
+    start = turn % max(len(rivals), 1)
+    return rivals[start:] + rivals[:start]
+
+
+def _drop(rivals: list[_Rival], leave: Callable[[_Rival], None]) -> None:
+    """Drop those whose best sample is clearly above the leader's: the fewer samples there are, the clearer it must be."""
+    if len(rivals) < 2:
+        return
+    leader = min(rivals, key=lambda r: r.timing.best)
+    usual = float(np.percentile(leader.timing.samples, 75))
+    for rival in list(rivals):
+        count = min(rival.timing.count, leader.timing.count)
+        if count < FEWEST:
+            lost = rival.timing.best > leader.timing.best * (1 + 1 / max(count, 1))
+        else:
+            lost = rival.timing.best > max(leader.timing.best * (1 + MARGIN), usual)
+        if lost:
+            rival.timing.dropped = True
+            leave(rival)
