@@ -289,9 +289,12 @@ def _weight_grad_at(a: WeightGradAttrs, inputs: Sequence[Any], output: int, posi
     c = a.conv
     cg, fg = x.shape[1] // c.groups, g.shape[1] // c.groups
     dw = np.empty(len(positions))
+    last, plane = -1, np.empty(0)
     for p, (k, channel, i, j) in enumerate(positions.tolist()):
+        if k != last:  # a strided read of all of g: neighbours in `positions` share it
+            last, plane = k, wide(np.ascontiguousarray(g[:, k]))
         (rows, up), (cols, across) = (_span(c, axis, t, x.shape[2 + axis], g.shape[2 + axis]) for axis, t in ((0, i), (1, j)))
-        dw[p] = np.sum(wide(x[:, k // fg * cg + channel, rows, cols]) * wide(g[:, k, up, across]))
+        dw[p] = np.sum(wide(x[:, k // fg * cg + channel, rows, cols]) * plane[:, up, across])
     return dw
 
 

@@ -26,8 +26,9 @@ FEWEST = 5  # samples before a median may count as settled
 MOST = 64
 SETTLED = 0.01  # a median has settled when its standard error is at most this part of it
 NOISE = 0.01  # a difference below this part counts for nothing, however small the errors
-MARGIN = 0.05  # a rival this far behind by its best sample, once there are enough, is dropped
-HOPELESS = 5.0  # one whose first launch takes this many times the leader's is dropped at once
+MARGIN = 0.05  # a rival this far behind by its shortest launch, once there are enough samples, is dropped
+EARLY = 3, 0.5  # and after so many samples already one that is so far behind
+HOPELESS = 5.0  # one whose first launches take this many times the leader's is dropped before its turn
 FLUSH_BYTES = 64 << 20
 
 
@@ -83,14 +84,11 @@ class Timing:
     samples: list[float] = field(default_factory=list)
     repeats: int = 1
     dropped: bool = False
+    best: float = math.inf  # the shortest launch seen, those to warm up included
 
     @property
     def count(self) -> int:
         return len(self.samples)
-
-    @property
-    def best(self) -> float:
-        return min(self.samples, default=math.inf)
 
     @property
     def median(self) -> float:
@@ -149,12 +147,12 @@ def rank(timings: Mapping[Key, Any], incumbent: Key | None = None) -> list[Key]:
     return [*better, incumbent, *[k for k in usable if k != incumbent and k not in better]]
 
 
+@dataclass(eq=False)
 class _Rival:
-    def __init__(self, key: Any, launch: Launch, timing: Timing) -> None:
-        self.key = key
-        self.launch = launch
-        self.timing = timing
-        self.estimate = 0.0  # seconds a launch
+    key: Any
+    launch: Launch
+    timing: Timing
+    estimate: float = 0.0  # seconds a launch
 
 
 def bench(
@@ -167,6 +165,7 @@ def bench(
     cold: bool = False,
     flush: Callable[[], None] | None = None,
     incumbent: Key | None = None,
+    known: Mapping[Key, float] | None = None,
     before: Callable[[Key], None] | None = None,
     finished: Callable[[Key, Timing], None] | None = None,
 ) -> Result:
@@ -177,6 +176,7 @@ def bench(
     clock: seconds; the budget is kept by it, and times are taken by it where no `timer` is given.
     cold: every launch finds its operands outside the caches (`flush`, else `Flush`, runs before each).
     incumbent: stays first in the ranking unless it is beaten by more than the noise (see `rank`).
+    known: the shortest launch of a candidate that was seen before this, in seconds, where there was one.
     before: told whose sample comes next, outside the timed part. finished: told as soon as a candidate's timing is final.
 
     After one launch to warm up, the rivals take turns, a sample each; who cannot win any more is dropped, and it ends
@@ -225,17 +225,23 @@ def bench(
         except Exception as error:
             leave(rival, describe(error))
             return None
+        rival.timing.best = min(rival.timing.best, taken / repeats)
         return taken / repeats
 
     def calibrate(rival: _Rival) -> bool:
         """Warm up, and find how many launches make a sample. False: it is out."""
-        first = sample(rival)
-        if first is None:
-            return False
-        rival.estimate = first
-        leader = min((r.estimate for r in rivals), default=math.inf)
-        if first > HOPELESS * leader and first > 50 * SAMPLE_S:
-            rival.timing.samples.append(first)
+        leader = min((r.timing.best for r in rivals), default=math.inf)
+        for _ in range(2):  # one launch may have been disturbed
+            taken = sample(rival)
+            if taken is None:
+                return False
+            rival.estimate = taken
+            if rival.timing.best <= HOPELESS * leader:
+                break
+            if rival.estimate == rival.timing.best and not fits(rival):
+                break
+        if rival.timing.best > HOPELESS * leader:
+            rival.timing.samples.append(rival.timing.best)
             rival.timing.dropped = True
             leave(rival)
             return False
@@ -252,6 +258,7 @@ def bench(
 
     for key, launch in candidates.items():
         rival = _Rival(key, launch, timings[key])
+        rival.timing.best = (known or {}).get(key, math.inf)
         if clock() >= end:
             rival.timing.status, rival.timing.reason = "skipped", f"the {budget_s:g} s allowed were spent before its turn"
             leave(rival)
@@ -289,17 +296,18 @@ def _from(rivals: list[_Rival], turn: int) -> list[_Rival]:
 
 
 def _drop(rivals: list[_Rival], leave: Callable[[_Rival], None]) -> None:
-    """Drop those whose best sample is clearly above the leader's: the fewer samples there are, the clearer it must be."""
+    """Drop those whose shortest launch is clearly above the leader's.
+
+    The shortest, since other work on the machine only ever adds: a rival that was disturbed more often is not a loser.
+    """
     if len(rivals) < 2:
         return
     leader = min(rivals, key=lambda r: r.timing.best)
     usual = float(np.percentile(leader.timing.samples, 75))
     for rival in list(rivals):
-        count = min(rival.timing.count, leader.timing.count)
-        if count < FEWEST:
-            lost = rival.timing.best > leader.timing.best * (1 + 1 / max(count, 1))
-        else:
-            lost = rival.timing.best > max(leader.timing.best * (1 + MARGIN), usual)
+        count, behind = rival.timing.count, rival.timing.best / max(leader.timing.best, 1e-12) - 1
+        lost = count >= EARLY[0] and behind > EARLY[1]
+        lost = lost or (count >= FEWEST and behind > MARGIN and rival.timing.best > usual)
         if lost:
             rival.timing.dropped = True
             leave(rival)
