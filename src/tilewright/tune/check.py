@@ -26,6 +26,7 @@ FILLS = (0xFF, 0x7F)  # what outputs hold beforehand: NaN and a huge number, or 
 STRETCH = 999983  # random numbers drawn for one operand; a larger one repeats them (a prime, so at no stride of its own)
 RANDOM = 128  # elements compared at random places where the reference is taken at some places only
 PRODUCTS = 1 << 22  # products that all of them together may cost
+STRAY = "it wrote"  # how the reasons begin that tell of a write outside the candidate's own buffers
 AGAIN = 8 << 20  # bytes of output up to which a candidate is launched a second time
 
 
@@ -131,7 +132,7 @@ class Material:
             if not np.array_equal(now, block):
                 del self._buffers[device]
                 within = not np.array_equal(_inside(now, s.nbytes), _inside(block, s.nbytes))
-                return f"it changed input {i}" if within else f"it wrote beside input {i}"
+                return f"it changed input {i}" if within else f"{STRAY} beside input {i}"
         return None
 
     def allowed(self, s: Spec, expected: Expected, tolerance: float) -> float:
@@ -155,7 +156,7 @@ def positions(shape: tuple[int, ...], rng: np.random.Generator, count: int) -> n
     if 0 in shape:
         return np.empty((0, len(shape)), np.int64)
     if math.prod(shape) <= count:
-        return np.array(list(np.ndindex(*shape)), np.int64).reshape(-1, len(shape))
+        return np.array(list(np.ndindex(*shape)), np.int64).reshape(math.prod(shape), len(shape))
     ends = [sorted({0, s - 1}) for s in shape]
     anywhere = rng.integers(0, shape, (count + 4 * len(shape), len(shape)))
     for axis, s in enumerate(shape):  # two on either face of an axis
@@ -222,9 +223,9 @@ def _faults(problem: Problem, kernel: Kernel, results: list[list[np.ndarray]], m
     for blocks in results:
         for k, (block, s) in enumerate(zip(blocks, problem.outputs, strict=True)):
             if (block[:GUARD] != AROUND_OUTPUT).any():
-                yield f"it wrote before the start of output {k}"
+                yield f"{STRAY} before the start of output {k}"
             if (block[GUARD + s.nbytes :] != AROUND_OUTPUT).any():
-                yield f"it wrote past the end of output {k}"
+                yield f"{STRAY} past the end of output {k}"
     for k, s in enumerate(problem.outputs):
         left = None
         for blocks, fill in zip(results, FILLS, strict=False):
