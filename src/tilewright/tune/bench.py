@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 SAMPLE_S = 20e-6  # a sample lasts at least so long: shorter launches are repeated within it
 MOST_REPEATS = 4096
 FEWEST = 5  # samples before a median may count as settled
-MOST = 64
+MOST = 256
 SETTLED = 0.01  # a median has settled when its standard error is at most this part of it
 NOISE = 0.01  # a difference below this part counts for nothing, however small the errors
 MARGIN = 0.05  # a rival this far behind by its shortest launch, once there are enough samples, is dropped
@@ -92,15 +92,14 @@ class Timing:
 
     @property
     def median(self) -> float:
-        return float(np.median(self.samples)) if self.samples else math.inf
+        return quantile(self.samples, 0.5) if self.samples else math.inf
 
     @property
     def spread(self) -> float:
         """The interquartile range; infinite where there are fewer than two samples."""
         if len(self.samples) < 2:
             return math.inf
-        low, high = np.percentile(self.samples, (25, 75))
-        return float(high - low)
+        return quantile(self.samples, 0.75) - quantile(self.samples, 0.25)
 
     @property
     def settled(self) -> bool:
@@ -116,6 +115,15 @@ class Result:
     ranking: list[Any]
     seconds: float
     settled: bool
+
+
+def quantile(samples: Sequence[float], q: float) -> float:
+    """With linear interpolation, as `numpy.quantile`; for a few numbers in a small part of its time."""
+    ordered = sorted(samples)
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
 def standard_error(spread: float, count: int) -> float:
@@ -180,7 +188,7 @@ def bench(
     before: told whose sample comes next, outside the timed part. finished: told as soon as a candidate's timing is final.
 
     After one launch to warm up, the rivals take turns, a sample each; who cannot win any more is dropped, and it ends
-    when every median left has settled, after 64 samples, or when the budget is spent. Nothing is launched that would not
+    when every median left has settled, after 256 samples, or when the budget is spent. Nothing is launched that would not
     end within the budget by what is known of it, so that at most one launch overruns. A candidate that raises is
     "failed", and the others go on.
     """
@@ -236,9 +244,7 @@ def bench(
             if taken is None:
                 return False
             rival.estimate = taken
-            if rival.timing.best <= HOPELESS * leader:
-                break
-            if rival.estimate == rival.timing.best and not fits(rival):
+            if rival.timing.best <= HOPELESS * leader or not fits(rival):
                 break
         if rival.timing.best > HOPELESS * leader:
             rival.timing.samples.append(rival.timing.best)
@@ -265,28 +271,27 @@ def bench(
         elif calibrate(rival):
             rivals.append(rival)
 
-    settled = False
-    for turn in range(MOST):
-        spent = False
+    settled, spent = False, False
+    for turn in range(1, MOST + 1):
         for rival in _from(rivals, turn):
-            if not fits(rival):
+            if fits(rival):
+                taken = sample(rival)
+                if taken is not None:
+                    rival.timing.samples.append(taken)
+                    rival.estimate = taken
+            else:
                 spent = True
                 if not rival.timing.samples:  # the launch that warmed it up is all there is
-                    rival.timing.samples.append(rival.estimate)
-                continue
-            taken = sample(rival)
-            if taken is not None:
-                rival.timing.samples.append(taken)
-                rival.estimate = taken
-        _drop(rivals, leave)
-        if not rivals or spent:
+                    rival.timing.samples.append(rival.timing.best)
+                leave(rival)
+        if turn <= 8 or turn % 8 == 0:  # summing up takes longer than a short sample, and warms other caches
+            _drop(rivals, leave)
+            settled = all(r.timing.settled for r in rivals) or (len(rivals) == 1 and rivals[0].timing.count >= FEWEST)
+        if not rivals or settled:
             break
-        settled = all(r.timing.settled for r in rivals) or (len(rivals) == 1 and rivals[0].timing.count >= FEWEST)
-        if settled:
-            break
-    for rival in list(rivals):
-        leave(rival)
-    return Result(timings, rank(timings, incumbent), clock() - began, settled)
+    while rivals:
+        leave(rivals[0])
+    return Result(timings, rank(timings, incumbent), clock() - began, settled and not spent)
 
 
 def _from(rivals: list[_Rival], turn: int) -> list[_Rival]:
@@ -296,18 +301,17 @@ def _from(rivals: list[_Rival], turn: int) -> list[_Rival]:
 
 
 def _drop(rivals: list[_Rival], leave: Callable[[_Rival], None]) -> None:
-    """Drop those whose shortest launch is clearly above the leader's.
+    """Drop those whose shortest launch is clearly above the leader's, and above most of its samples.
 
     The shortest, since other work on the machine only ever adds: a rival that was disturbed more often is not a loser.
     """
     if len(rivals) < 2:
         return
     leader = min(rivals, key=lambda r: r.timing.best)
-    usual = float(np.percentile(leader.timing.samples, 75))
+    usual = quantile(leader.timing.samples, 0.75) if leader.timing.samples else math.inf
     for rival in list(rivals):
         count, behind = rival.timing.count, rival.timing.best / max(leader.timing.best, 1e-12) - 1
-        lost = count >= EARLY[0] and behind > EARLY[1]
-        lost = lost or (count >= FEWEST and behind > MARGIN and rival.timing.best > usual)
-        if lost:
+        enough = (count >= EARLY[0] and behind > EARLY[1]) or (count >= FEWEST and behind > MARGIN)
+        if enough and rival.timing.best > usual:
             rival.timing.dropped = True
             leave(rival)

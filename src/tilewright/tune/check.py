@@ -185,7 +185,7 @@ def check(
     inputs = material.on(device)
     results: list[list[np.ndarray]] = []
     shortest = math.inf
-    trouble = None
+    trouble = changed = None
     once = all(s.dtype.is_floating for s in problem.outputs) and sum(s.nbytes for s in problem.outputs) > AGAIN
     for fill in FILLS:
         blocks = [material.blank(device, k, fill) for k in range(len(problem.outputs))]
@@ -199,15 +199,13 @@ def check(
             trouble = Checked("over-limit", str(error))
         except Exception as error:
             trouble = Checked("failed", describe(error))
-        results.append([_download(device, b, s.nbytes + 2 * GUARD) for b, s in zip(blocks, problem.outputs, strict=True)])
+        changed = material.spoilt(device)  # asked for even where the launch raised: the next candidate needs them whole
         if trouble is not None:
-            break
+            return trouble
+        results.append([_download(device, b, s.nbytes + 2 * GUARD) for b, s in zip(blocks, problem.outputs, strict=True)])
         shortest = min(shortest, seconds)
-        if once or seconds > patience_s:
+        if changed or once or seconds > patience_s:
             break
-    changed = material.spoilt(device)  # asked for even where the launch raised: the next candidate needs them whole
-    if trouble is not None:
-        return trouble
     reason = changed or next(_faults(problem, kernel, results, material), None)
     return Checked("ok", "", shortest) if reason is None else Checked("wrong", reason, shortest)
 
