@@ -215,8 +215,8 @@ def bench(
     def fits(rival: _Rival) -> bool:
         return clock() + flush_s + rival.estimate * rival.timing.repeats <= end
 
-    def sample(rival: _Rival) -> float | None:
-        """Seconds a launch; None where it raised."""
+    def sample(rival: _Rival) -> bool:
+        """Launch it `repeats` times; its `estimate` is what one took. False: it raised, and is out."""
         nonlocal flush_s
         if before is not None:
             before(rival.key)
@@ -229,56 +229,45 @@ def bench(
             timer.start()
             for _ in range(repeats):
                 launch(inputs, outputs)
-            taken = timer.stop()
+            rival.estimate = timer.stop() / repeats
         except Exception as error:
             leave(rival, describe(error))
-            return None
-        rival.timing.best = min(rival.timing.best, taken / repeats)
-        return taken / repeats
-
-    def calibrate(rival: _Rival) -> bool:
-        """Warm up, and find how many launches make a sample. False: it is out."""
-        leader = min((r.timing.best for r in rivals), default=math.inf)
-        for _ in range(2):  # one launch may have been disturbed
-            taken = sample(rival)
-            if taken is None:
-                return False
-            rival.estimate = taken
-            if rival.timing.best <= HOPELESS * leader or not fits(rival):
-                break
-        if rival.timing.best > HOPELESS * leader:
-            rival.timing.samples.append(rival.timing.best)
-            rival.timing.dropped = True
-            leave(rival)
             return False
-        if flush is None:  # a repeated launch would find its operands in the caches
-            while rival.estimate * rival.timing.repeats < SAMPLE_S and rival.timing.repeats < MOST_REPEATS and fits(rival):
-                again = sample(rival)
-                if again is None:
-                    return False
-                rival.estimate = again
-                if again * rival.timing.repeats < SAMPLE_S:
-                    wanted = math.ceil(1.1 * SAMPLE_S / again) if again > 0 else MOST_REPEATS
-                    rival.timing.repeats = min(max(wanted, 2 * rival.timing.repeats), MOST_REPEATS)
+        rival.timing.best = min(rival.timing.best, rival.estimate)
         return True
 
     for key, launch in candidates.items():
         rival = _Rival(key, launch, timings[key])
-        rival.timing.best = (known or {}).get(key, math.inf)
+        timing = rival.timing
+        timing.best = (known or {}).get(key, math.inf)
         if clock() >= end:
-            rival.timing.status, rival.timing.reason = "skipped", f"the {budget_s:g} s allowed were spent before its turn"
+            timing.status, timing.reason = "skipped", f"the {budget_s:g} s allowed were spent before its turn"
             leave(rival)
-        elif calibrate(rival):
-            rivals.append(rival)
+            continue
+        rivals.append(rival)
+        going = sample(rival)  # to warm up
+        # With cold caches a launch is never repeated: it would find its operands in them.
+        while going and flush is None and rival.estimate * timing.repeats < SAMPLE_S and timing.repeats < MOST_REPEATS and fits(rival):
+            going = sample(rival)
+            if rival.estimate * timing.repeats < SAMPLE_S:
+                wanted = math.ceil(1.1 * SAMPLE_S / rival.estimate) if rival.estimate > 0 else MOST_REPEATS
+                timing.repeats = min(max(wanted, 2 * timing.repeats), MOST_REPEATS)
+
+    leader = min((r.timing.best for r in rivals), default=math.inf)
+    for rival in rivals[:]:
+        timing = rival.timing
+        # One launch may have been disturbed, so there is a second before it is given up.
+        if timing.best > HOPELESS * leader and (not fits(rival) or sample(rival)) and timing.best > HOPELESS * leader:
+            timing.samples.append(timing.best)
+            timing.dropped = True
+            leave(rival)
 
     settled, spent = False, False
     for turn in range(1, MOST + 1):
         for rival in _from(rivals, turn):
             if fits(rival):
-                taken = sample(rival)
-                if taken is not None:
-                    rival.timing.samples.append(taken)
-                    rival.estimate = taken
+                if sample(rival):
+                    rival.timing.samples.append(rival.estimate)
             else:
                 spent = True
                 if not rival.timing.samples:  # the launch that warmed it up is all there is
