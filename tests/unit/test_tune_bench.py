@@ -76,7 +76,7 @@ def test_a_slow_rival_that_no_longer_fits_does_not_stop_the_others():
     machine = Machine()
     machine.bench(machine.rivals(0.3, slow=0.2, a=0.05, b=0.051), budget_s=0.9)
     last = len(machine.ran) - machine.ran[::-1].index("slow")
-    assert sorted(machine.ran[last:])[:2] == ["a", "b"]
+    assert set(machine.ran[last:]) == {"a", "b"}
     assert machine.now <= 0.9
 
 
