@@ -404,3 +404,46 @@ def test_a_gradient_to_start_from_that_is_no_tensor_is_refused() -> None:
             (a * a).backward(start)
     with pytest.raises(AutogradError, match="2 outputs and 1 grad_outputs"):
         tw.grad([a.sum(), a.sum()], [a], [None])
+
+
+def test_commands_refuse_what_would_fail_late_or_oddly(tmp_path: Any) -> None:
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    for arguments, said in (
+        (("train", "--data", "digits", "--out", tmp_path / "w", "--checkpoint", tmp_path / "w"), "name two files"),
+        (("train", "--data", f"folder:{tmp_path}", "--size", 8, "--out", tmp_path / "w"), "none can be held out"),
+        (("train", "--data", "digits", "--device", "cpu:7", "--out", tmp_path / "w"), "cpu:7"),
+        (("summary", "lenet", "--input", "1x1x8"), "must be sizes joined by x"),
+    ):
+        done = cli(*arguments)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "epoch" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PLANS", "abc", "TILEWRIGHT_PLANS='abc'"),
+        ("PLANS", "-5", "TILEWRIGHT_PLANS='-5'"),
+        ("PLANS", "", "cpu 400 False"),
+        ("DEVICE", "", "cpu 400 False"),
+        ("DETERMINISTIC", "off", "cpu 400 False"),
+        ("DETERMINISTIC", "1", "cpu 400 True"),
+    ],
+)
+def test_settings_in_the_environment_are_read_or_refused_by_name(name: str, value: str, said: str) -> None:
+    code = "import tilewright as tw; c = tw.config; tw.ones(1); print(c.device, c.plans, c.deterministic)"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TILEWRIGHT_") or k == "TILEWRIGHT_ONEDNN"}
+    environment[f"TILEWRIGHT_{name}"] = value
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert said in done.stdout + done.stderr
+
+
+def test_cpu_0_is_cpu() -> None:
+    assert tw.device("cpu:0") is tw.device("cpu")
+    assert (tw.ones(2, device="cpu:0") + tw.ones(2)).tolist() == [2, 2]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import data, models
-from tilewright.errors import ArgumentError, CheckpointError
+from tilewright.errors import ArgumentError, CheckpointError, DataError
 
 DATA_HELP = "digits, mnist_5k[:FILE], mnist:FOLDER (IDX files) or folder:FOLDER (one sub-folder per class)."
 
@@ -42,6 +42,8 @@ def _folder(where: str, size: int | None) -> tuple[Any, Any, str]:
         train = data.ImageFolder(os.path.join(where, "train"), size=size)
         return train, data.ImageFolder(held, size=size, classes=train.classes), "rgb"
     whole = data.ImageFolder(where, size=size)
+    if len(whole) < 5:
+        raise DataError(f"{where}: holds {len(whole)} pictures, and with fewer than 5 none can be held out; add some, or make train and test folders")
     index = np.arange(len(whole))
     return Part(whole, index[index % 5 != 4]), Part(whole, index[index % 5 == 4]), "rgb"
 

@@ -21,7 +21,9 @@ def run(
     try:
         shape = tuple(int(s) for s in input.lower().split("x"))
     except ValueError:
-        raise ArgumentError(f"--input {input!r} must be sizes joined by x, for example 1x3x224x224") from None
+        shape = ()
+    if len(shape) != 4:
+        raise ArgumentError(f"--input {input!r} must be sizes joined by x, NxCxHxW, for example 1x3x224x224")
     if os.path.exists(model):
         net = load_model(model)[0]
     else:

@@ -44,6 +44,8 @@ def run(
         raise ArgumentError("train: --resume goes on from a checkpoint; name it with --checkpoint FILE")
     for path in filter(None, (out, checkpoint)):
         check_place(path)
+    if checkpoint and os.path.realpath(checkpoint) == os.path.realpath(out):
+        raise ArgumentError(f"train: --out and --checkpoint are both {out}, and the weights would end the run that is kept there; name two files")
     place = get(device)
     manual_seed(seed)
     train, test, facts = open_data(data, size)

@@ -31,11 +31,14 @@ def _load(name: Any) -> Device:
     kind, _, index = str(name).partition(":")
     if not isinstance(name, str) or kind not in KINDS or (index and not index.isdigit()):
         raise DeviceError(f"device {name!r} is not known; use one of {', '.join(KINDS)} (TILEWRIGHT_DEVICE sets the default)")
+    number = int(index or 0)
+    proper = f"{kind}:{number}" if number else kind  # "cpu:0" is "cpu"
     with _lock:
-        if name not in _devices:
+        if proper not in _devices:
             module = importlib.import_module(f"tilewright.devices.{kind}")
             import_kernels(module)
-            _devices[name] = module.open_device(name, int(index or 0))
+            _devices[proper] = module.open_device(proper, number)
+        _devices[name] = _devices[proper]
         return _devices[name]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.devices.api import Device, Spec, Stamp
-from tilewright.errors import OutOfMemory
+from tilewright.errors import DeviceError, OutOfMemory
 
 ALIGN = 64  # bytes: a cache line, and the widest vector
 LARGE = 1 << 20  # bytes from which a block is mapped by itself
@@ -264,4 +264,6 @@ def _model() -> str:
 
 
 def open_device(name: str, index: int) -> CpuDevice:
+    if index:
+        raise DeviceError(f"device {name!r} does not exist: the processor's cores are one device; use 'cpu'")
     return CpuDevice(name)
