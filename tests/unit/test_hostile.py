@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 
 import tilewright as tw
 from tilewright import data, models, nn, optim, train
-from tilewright.errors import ArgumentError, AutogradError, CheckpointError
+from tilewright.errors import ArgumentError, AutogradError, CheckpointError, DTypeError
 
 rng = np.random.default_rng(0)
 
@@ -447,3 +449,48 @@ def test_settings_in_the_environment_are_read_or_refused_by_name(name: str, valu
 def test_cpu_0_is_cpu() -> None:
     assert tw.device("cpu:0") is tw.device("cpu")
     assert (tw.ones(2, device="cpu:0") + tw.ones(2)).tolist() == [2, 2]
+
+
+def test_a_gradient_of_another_shape_is_refused_not_read_beyond() -> None:
+    p = nn.Parameter(tw.ones(1000))
+    grad: Any
+    for grad in (tw.ones(1), tw.ones(1001), np.ones(1000, np.float32)):
+        for kind in (optim.SGD, optim.AdamW):
+            p.grad = grad
+            with pytest.raises(ArgumentError, match=r"\.grad of a parameter of shape \(1000,\)"):
+                kind([p], lr=0.1).step()
+    assert p.tolist() == [1.0] * 1000
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW, optim.RMSprop])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_model_and_its_optimizer_are_copied_together(kind: Any, duplicate: Any) -> None:
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        tw.square(model(x)).sum().backward()
+        optimizer.step()
+
+    x, model = tw.tensor(normal(4, 3)), nn.Linear(3, 2)
+    optimizer = kind(model.parameters(), lr=0.1, **({} if kind is optim.AdamW else {"momentum": 0.9}))
+    step(model, optimizer)
+    other, its = duplicate((model, optimizer))
+    before = model.weight.tolist()
+    step(other, its)
+    assert model.weight.tolist() == before
+    step(model, optimizer)
+    np.testing.assert_array_equal(model.weight.numpy(), other.weight.numpy())
+    assert its.steps == optimizer.steps == 2
+
+
+def test_a_run_that_stopped_early_stays_stopped_when_resumed(tmp_path: Any) -> None:
+    def run() -> int:
+        trainer = linear_trainer(callbacks=[train.EarlyStopping("loss", 2, min_delta=100.0)], checkpoint=tmp_path / "run")
+        return len(trainer.fit(BATCHES, 9, resume=True))
+
+    assert [run(), run(), run()] == [3, 3, 3]
+
+
+def test_a_bool_has_no_square() -> None:
+    for square in (tw.square, lambda x: x**2):
+        with pytest.raises(DTypeError, match="bool"):
+            square(tw.tensor([True]))

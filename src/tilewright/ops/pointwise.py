@@ -394,7 +394,7 @@ UNARY: dict[str, Op] = {
     "sqrt": _unary("sqrt", np.sqrt, lambda g, y: div(mul(g, 0.5), y), output=True, fill="positive"),
     "rsqrt": _unary("rsqrt", lambda x: 1 / np.sqrt(x), lambda g, y: mul(mul(g, -0.5), mul(y, mul(y, y))), output=True, fill="positive"),
     "reciprocal": _unary("reciprocal", lambda x: 1 / x, lambda g, y: neg(mul(g, mul(y, y))), output=True, fill="positive"),
-    "square": _unary("square", np.square, lambda g, x: mul(mul(g, 2.0), x)),
+    "square": _unary("square", np.square, lambda g, x: mul(mul(g, 2.0), x), bools=False),
     "floor": _unary("floor", np.floor, lambda g, x: zeros_like(g), saved=False),
     "ceil": _unary("ceil", np.ceil, lambda g, x: zeros_like(g), saved=False),
     "round": _unary("round", np.rint, lambda g, x: zeros_like(g), saved=False),

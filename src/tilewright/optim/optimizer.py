@@ -68,7 +68,10 @@ class _Stretch:
     def flat_gradient(self, i: int) -> Tensor:
         p = self.params[i]
         g: Any = p.grad
-        if g.spec is not p.spec:
+        if getattr(g, "spec", None) is not p.spec:
+            if not isinstance(g, Tensor) or g.shape != p.shape:
+                given = f"has shape {g.shape}" if isinstance(g, Tensor) else f"is of type {type(g).__name__}"
+                raise ArgumentError(f"optimizer: the .grad of a parameter of shape {p.shape} {given}; it must be a Tensor of the parameter's shape")
             g = g.to(dtype=p.dtype, layout=p.layout)
         return Tensor(g.buffer, self.parts[i].spec, g.device)
 
@@ -177,6 +180,16 @@ class Optimizer:
             "groups": [{k: v for k, v in g.items() if k != "params"} for g in self.groups],
             "state": [{name: [np.array(t.numpy()) for t in s.state_parts[name]] for name in self.states} for ss in self._stretches for s in ss],
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        held = {k: v for k, v in self.__dict__.items() if k != "_stretches"}
+        return {**held, "_state": self.state_dict()}  # a copy lays its own parameters out again
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        state = held.pop("_state")
+        self.__dict__.update(held)
+        self._stretches = [self._lay(g) for g in self.groups]
+        self.load_state_dict(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave. Raises CheckpointError, and changes nothing, when the shapes differ."""

@@ -43,6 +43,12 @@ class EarlyStopping(Callback):
         self.sign = 1.0 if (mode or ("max" if "accuracy" in monitor else "min")) == "max" else -1.0
         self.best = -math.inf
         self.waited = 0
+        self.resumed = False
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        if self.resumed and self.waited >= self.patience:  # the run that goes on had been stopped
+            trainer.stop = True
+        self.resumed = False
 
     def on_epoch_end(self, trainer: Trainer, logs: dict[str, Any]) -> None:
         if self.monitor not in logs:
@@ -58,7 +64,7 @@ class EarlyStopping(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited, self.resumed = state["best"], state["waited"], True
 
 
 def _plain(value: Any) -> Any:
