@@ -12,6 +12,7 @@ Source: oneDNN 3.x developer guide, "Basic concepts" and the C API reference (on
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import os
@@ -19,7 +20,7 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -362,7 +363,7 @@ def load() -> Lib:
             _failure = (asked, error.reason)
             raise
         # Its default is 1024 primitives, each with its machine code; our own cache is the one that counts.
-        lib.c.set_primitive_cache_capacity(32)  # plans keep their own
+        lib.c.set_primitive_cache_capacity(_CACHED)  # plans keep their own
         _lib = lib
         return lib
 
@@ -386,6 +387,25 @@ def check(status: int, call: str) -> None:
 def set_verbose(level: int) -> None:
     """oneDNN's own log on standard output: 0 off, 1 executions, 2 also creations."""
     check(load().c.set_verbose(level), f"set_verbose({level})")
+
+
+_CACHED = 32  # primitives in oneDNN's own cache
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Nothing enters or leaves oneDNN's own cache of primitives inside the block.
+
+    Version 3.2 finds a cached primitive by the problem alone: with it, the second implementation of a problem that
+    `next_impl` reaches would run the first one's code.
+    """
+    lib = load()
+    with create_lock:
+        lib.c.set_primitive_cache_capacity(0)
+        try:
+            yield
+        finally:
+            lib.c.set_primitive_cache_capacity(_CACHED)
 
 
 # Creating primitives takes oneDNN's global locks and reads the calling thread's OpenMP settings: the runtime
@@ -665,12 +685,13 @@ class PrimitiveDesc(_Handle):
     ``threads`` is the number of OpenMP threads it was planned for; it must run with the same number.
     """
 
-    __slots__ = ("name", "threads")
+    __slots__ = ("hint", "name", "threads")
 
-    def __init__(self, ptr: int | None, name: str, threads: int) -> None:
+    def __init__(self, ptr: int | None, name: str, threads: int, hint: PrimitiveDesc | None = None) -> None:
         super().__init__(ptr, load().held.primitive_desc_destroy)
         self.name = name
         self.threads = threads
+        self.hint = hint  # oneDNN reads it again in `next_impl`
 
     def _md(self, what: str, index: int = 0) -> MemoryDesc | None:
         found = load().held.primitive_desc_query_md(self.ptr, _MD_QUERIES[what], index)
@@ -807,7 +828,7 @@ def _create(name: str, /, **args: Any) -> PrimitiveDesc:
     if status != _SUCCESS:
         shown = ", ".join(_show(label, value) for label, value in args.items() if not isinstance(value, ctypes.Array))
         check(status, f"{name}({shown})")
-    return PrimitiveDesc(out.value, name, threads)
+    return PrimitiveDesc(out.value, name, threads, args.get("hint"))
 
 
 def _window(stride: Sequence[int], dilation: Sequence[int], padding_l: Sequence[int], padding_r: Sequence[int]) -> dict[str, tuple[int, ...]]:

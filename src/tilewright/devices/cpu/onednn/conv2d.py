@@ -1,17 +1,23 @@
 """Convolution and its two gradients by oneDNN, on channels-last activations.
 
 The library picks the layout of the weights ("any"): they are packed once per version in forward and input gradient,
-and the weight gradient is brought back to ours.
+and the weight gradient is brought back to ours. Its own choice of an implementation is the default config. The others are
+its further implementations, activations in the blocked layout that it would rather have (reordered on the way in and
+out), and one thread for small problems.
 """
 
 from __future__ import annotations
 
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from tilewright.devices.api import CHANNELS_LAST, Config, Kernel, Launch, Problem, Spec, kernel
+from tilewright.devices.api import CHANNELS_LAST, Config, Kernel, Launch, Problem, Spec, Unusable, kernel
 from tilewright.devices.cpu.onednn import capi, runtime
-from tilewright.devices.cpu.onednn._common import Packer, Reorder, add_epilogue, attempt, describe, refuse
+from tilewright.devices.cpu.onednn._common import Packer, add_epilogue, attempt, describe, refuse
+from tilewright.devices.cpu.onednn._ways import Operand, bind, planned, thread_configs
 from tilewright.devices.cpu.onednn.capi import (
     ARG_BIAS,
     ARG_DIFF_BIAS,
@@ -47,73 +53,170 @@ def _any(md: MemoryDesc) -> MemoryDesc:
     return MemoryDesc(md.dims, md.dtype, "any")
 
 
+def _activations(s: Spec, blocked: bool) -> MemoryDesc:
+    return _any(describe(s)) if blocked else describe(s)
+
+
 def _window(a: Any) -> dict[str, Any]:
     t, le, b, r = a.padding
     return {"stride": a.stride, "dilation": a.dilation, "padding_l": (t, le), "padding_r": (b, r)}
 
 
-def _refuse(problem: Problem) -> list[str]:
-    reasons = refuse(problem, ("float32", "bfloat16"))
-    if not reasons and any(s is not None and s.ndim == 4 and s.layout != CHANNELS_LAST for s in problem.inputs):
-        reasons = ["operands must lie channels-last"]
-    return reasons
+def _bias(spec: Spec) -> MemoryDesc:
+    return MemoryDesc((spec.shape[1],), "f32" if spec.dtype.name == "float32" else "bf16", "a")
 
 
-@lru_cache(maxsize=16)
-def _forward(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool, threads: int) -> PrimitiveDesc:
-    with runtime.denormals_kept():
-        return _describe(a, x, w, y, bias, residual)
-
-
-def _describe(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool) -> PrimitiveDesc:
+def _forward(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool, blocked: bool) -> PrimitiveDesc:
     attr = Attr()
     if residual:
         attr.append_binary(BINARY["add"], describe(y))
     add_epilogue(attr, a.activation, a.alpha, a.beta)
     weights = _any(_weights(w, a.groups))
-    b = MemoryDesc((y.shape[1],), weights.dtype, "a") if bias else None
-    return capi.convolution_forward(FORWARD_TRAINING, _DIRECT, describe(x), weights, b, describe(y), attr=attr, **_window(a))
+    src, dst = _activations(x, blocked), _activations(y, blocked)
+    return capi.convolution_forward(FORWARD_TRAINING, _DIRECT, src, weights, _bias(y) if bias else None, dst, attr=attr, **_window(a))
 
 
-def _hint(c: Any, x: Spec, w: Spec, y: Spec) -> PrimitiveDesc:
-    return _forward(c, x, w, y, False, False, runtime.get_num_threads())
+@lru_cache(maxsize=16)
+def _hint(c: Any, x: Spec, w: Spec, y: Spec, blocked: bool, threads: int) -> PrimitiveDesc:
+    return _forward(c, x, w, y, False, False, blocked)
 
 
-@kernel
-class Conv2d(Kernel):
-    id = "cpu.conv2d.onednn"
-    op = "conv2d"
+@lru_cache(maxsize=32)
+def _described(kernel: Convolution, problem: Problem, implementation: str | None, blocked: bool, threads: int) -> PrimitiveDesc:
+    with runtime.denormals_kept():
+        if implementation is None:
+            return kernel.describe(problem, blocked)
+        with capi.uncached():
+            pd = kernel.describe(problem, blocked)
+            while pd.impl != implementation:
+                if not pd.next_impl():
+                    raise Unusable(f"this oneDNN has no implementation {implementation} of {problem}")
+            return pd
+
+
+@lru_cache(maxsize=64)
+def _implementations(kernel: Convolution, problem: Problem, threads: int) -> tuple[str, ...]:
+    """Names of oneDNN's implementations, its own choice first, without the plain references."""
+    names: list[str] = []
+    with runtime.denormals_kept(), capi.uncached():
+        pd = kernel.describe(problem, False)
+        more = True
+        while more:
+            if not pd.impl.startswith("ref") and pd.impl not in names and not kernel.known_wrong(problem, pd.impl):
+                names.append(pd.impl)
+            more = pd.next_impl()
+    return tuple(names)
+
+
+def _work(y: Spec, w: Spec) -> int:
+    """Multiply-adds of a convolution with this output and weight, or of one of its gradients."""
+    return y.size * w.size // w.shape[0]
+
+
+class Convolution(Kernel):
+    """What the three directions share."""
+
     device = "cpu"
     rank = 10
     tolerance = 4.0
 
-    def _pd(self, problem: Problem) -> PrimitiveDesc:
-        x, w, b, residual = problem.inputs
-        assert x is not None and w is not None
-        return _forward(problem.attrs, x, w, problem.outputs[0], b is not None, residual is not None, runtime.get_num_threads())
+    @abstractmethod
+    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
+        """A new descriptor; `blocked` leaves the layout of the activations to oneDNN."""
+
+    @abstractmethod
+    def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
+        """The primitive's arguments, in the order in which `prepare` gives their addresses."""
+
+    @abstractmethod
+    def work(self, problem: Problem) -> int:
+        """Multiply-adds."""
+
+    def known_wrong(self, problem: Problem, implementation: str) -> list[str]:
+        return []
+
+    def _pd(self, problem: Problem, config: Config = ()) -> PrimitiveDesc:
+        asked = dict(config)
+        with planned(config):
+            return _described(self, problem, asked.get("implementation"), asked.get("activations") == "blocked", runtime.get_num_threads())
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
-        return _refuse(problem) or attempt(lambda: self._pd(problem))
+        reasons = refuse(problem, ("float32", "bfloat16"))
+        if not reasons and any(s is not None and s.ndim == 4 and s.layout != CHANNELS_LAST for s in problem.inputs):
+            reasons = ["operands must lie channels-last"]
+        reasons = reasons or attempt(lambda: self._pd(problem))
+        return reasons or self.known_wrong(problem, self._pd(problem).impl)
 
-    def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
+    def configs(self, problem: Problem, device: Any) -> Iterable[Config]:
+        yield ()
+        names = _implementations(self, problem, runtime.get_num_threads())
+        for threads in thread_configs(self.work(problem)):
+            if threads:
+                yield threads
+            for name in names[1:]:
+                yield (("implementation", name), *threads)
+        blocked: Config = (("activations", "blocked"),)
+        if self._blocks(problem, blocked):
+            yield blocked
+
+    def _blocks(self, problem: Problem, config: Config) -> bool:
+        """Does oneDNN prefer other activations than ours here?"""
+        if len(problem.inputs) == 4 and problem.inputs[3] is not None:
+            return False  # a post-op reads the residual in the output's layout
+        if attempt(lambda: self._pd(problem, config)):
+            return False
+        pd = self._pd(problem, config)
+        return not self.known_wrong(problem, pd.impl) and any(o.held is not None and o.held != o.wanted for o in self.operands(problem, pd))
+
+    def workspace(self, problem: Problem, config: Config) -> int:
+        pd = self._pd(problem, config)
+        scratch = pd.scratchpad_md
+        moved = sum(o.wanted.nbytes for o in self.operands(problem, pd) if o.held is not None and o.held != o.wanted)
+        return moved + (scratch.nbytes if scratch is not None else 0)
+
+    def run(self, problem: Problem, config: Config, device: Any) -> Any:
+        pd = self._pd(problem, config)
+        other = "implementation" in dict(config)
+        with runtime.denormals_kept(), planned(config), capi.uncached() if other else contextlib.nullcontext():
+            return bind(pd, self.operands(problem, pd), device.pool)
+
+
+@kernel
+class Conv2d(Convolution):
+    id = "cpu.conv2d.onednn"
+    op = "conv2d"
+
+    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
         x, w, b, residual = problem.inputs
         assert x is not None and w is not None
-        pd = self._pd(problem)
-        arguments = [(ARG_SRC, pd.src_md()), (ARG_WEIGHTS, pd.weights_md()), (ARG_DST, pd.dst_md())]
+        return _forward(problem.attrs, x, w, problem.outputs[0], b is not None, residual is not None, blocked)
+
+    def work(self, problem: Problem) -> int:
+        return _work(problem.outputs[0], problem.inputs[1])  # type: ignore[arg-type]
+
+    def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
+        x, _, b, residual = problem.inputs
+        assert x is not None
+        out = [Operand(ARG_SRC, pd.src_md(), describe(x)), Operand(ARG_WEIGHTS, pd.weights_md())]
+        out.append(Operand(ARG_DST, pd.dst_md(), describe(problem.outputs[0]), written=True))
         if b is not None:
-            arguments.append((ARG_BIAS, pd.weights_md(1)))
+            out.append(Operand(ARG_BIAS, pd.weights_md(1)))
         if residual is not None:
-            arguments.append((capi.arg_post_op(0), describe(residual)))
-        with runtime.denormals_kept():
-            run = runtime.bind(pd, arguments).run
-        pack = Packer(_weights(w, problem.attrs.groups), pd.weights_md(), device.pool)
-        if b is None and residual is None:
+            out.append(Operand(capi.arg_post_op(0), describe(residual)))
+        return out
+
+    def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
+        w = problem.inputs[1]
+        assert w is not None
+        run = self.run(problem, config, device)
+        pack = Packer(_weights(w, problem.attrs.groups), self._pd(problem, config).weights_md(), device.pool)
+        used = [i for i in (2, 3) if problem.inputs[i] is not None]
+        if not used:
 
             def launch(inputs: Any, outputs: Any) -> None:
                 packed = pack(inputs[1])
                 run(inputs[0].ptr, packed.ptr, outputs[0].ptr)
         else:
-            used = [i for i in (2, 3) if problem.inputs[i] is not None]
 
             def launch(inputs: Any, outputs: Any) -> None:
                 packed = pack(inputs[1])
@@ -122,35 +225,36 @@ class Conv2d(Kernel):
         return launch
 
 
-@lru_cache(maxsize=16)
-def _backward_data(c: Any, x: Spec, w: Spec, g: Spec, threads: int) -> PrimitiveDesc:
-    weights = _any(_weights(w, c.groups))
-    return capi.convolution_backward_data(_DIRECT, describe(x), weights, describe(g), hint=_hint(c, x, w, g), **_window(c))
-
-
 @kernel
-class Conv2dInputGrad(Kernel):
+class Conv2dInputGrad(Convolution):
     id = "cpu.conv2d_input_grad.onednn"
     op = "conv2d_input_grad"
-    device = "cpu"
-    rank = 10
-    tolerance = 4.0
 
-    def _pd(self, problem: Problem) -> PrimitiveDesc:
+    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
         g, w = problem.inputs
+        x, c = problem.outputs[0], problem.attrs.conv
         assert g is not None and w is not None
-        return _backward_data(problem.attrs.conv, problem.outputs[0], w, g, runtime.get_num_threads())
+        hint = _hint(c, x, w, g, blocked, runtime.get_num_threads())
+        weights = _any(_weights(w, c.groups))
+        return capi.convolution_backward_data(_DIRECT, _activations(x, blocked), weights, _activations(g, blocked), hint=hint, **_window(c))
 
-    def reject(self, problem: Problem, device: Any) -> list[str]:
-        return _refuse(problem) or attempt(lambda: self._pd(problem))
+    def work(self, problem: Problem) -> int:
+        return _work(*problem.inputs)  # type: ignore[arg-type]
+
+    def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
+        g = problem.inputs[0]
+        assert g is not None
+        return [
+            Operand(ARG_DIFF_DST, pd.diff_dst_md(), describe(g)),
+            Operand(ARG_WEIGHTS, pd.weights_md()),
+            Operand(ARG_DIFF_SRC, pd.diff_src_md(), describe(problem.outputs[0]), written=True),
+        ]
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         w = problem.inputs[1]
         assert w is not None
-        pd = self._pd(problem)
-        arguments = [(ARG_DIFF_DST, pd.diff_dst_md()), (ARG_WEIGHTS, pd.weights_md()), (ARG_DIFF_SRC, pd.diff_src_md())]
-        run = runtime.bind(pd, arguments).run
-        pack = Packer(_weights(w, problem.attrs.conv.groups), pd.weights_md(), device.pool)
+        run = self.run(problem, config, device)
+        pack = Packer(_weights(w, problem.attrs.conv.groups), self._pd(problem, config).weights_md(), device.pool)
 
         def launch(inputs: Any, outputs: Any) -> None:
             packed = pack(inputs[1])
@@ -159,51 +263,42 @@ class Conv2dInputGrad(Kernel):
         return launch
 
 
-@lru_cache(maxsize=16)
-def _backward_weights(c: Any, x: Spec, w: Spec, g: Spec, bias: bool, threads: int) -> PrimitiveDesc:
-    weights = _any(_weights(w, c.groups))
-    b = MemoryDesc((g.shape[1],), weights.dtype, "a") if bias else None
-    return capi.convolution_backward_weights(_DIRECT, describe(x), weights, b, describe(g), hint=_hint(c, x, w, g), **_window(c))
-
-
 @kernel
-class Conv2dWeightGrad(Kernel):
+class Conv2dWeightGrad(Convolution):
     id = "cpu.conv2d_weight_grad.onednn"
     op = "conv2d_weight_grad"
-    device = "cpu"
-    rank = 10
-    tolerance = 4.0
 
-    def _pd(self, problem: Problem) -> PrimitiveDesc:
+    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
+        x, g = problem.inputs
+        w, c = problem.outputs[0], problem.attrs.conv
+        assert x is not None and g is not None
+        hint = _hint(c, x, w, g, blocked, runtime.get_num_threads())
+        weights, bias = _any(_weights(w, c.groups)), _bias(g) if problem.attrs.bias else None
+        return capi.convolution_backward_weights(_DIRECT, _activations(x, blocked), weights, bias, _activations(g, blocked), hint=hint, **_window(c))
+
+    def known_wrong(self, problem: Problem, implementation: str) -> list[str]:
+        x = problem.inputs[0]
+        if "jit_1x1:avx2" in implementation and max(problem.attrs.conv.stride) > 1 and x is not None and x.shape[1] < 8:
+            return ["oneDNN's AVX2 1x1 weight gradient is wrong with a stride and fewer than 8 input channels"]
+        return []
+
+    def work(self, problem: Problem) -> int:
+        return _work(problem.inputs[1], problem.outputs[0])  # type: ignore[arg-type]
+
+    def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
         x, g = problem.inputs
         a = problem.attrs
         assert x is not None and g is not None
-        return _backward_weights(a.conv, x, problem.outputs[0], g, a.bias, runtime.get_num_threads())
-
-    def reject(self, problem: Problem, device: Any) -> list[str]:
-        reasons = _refuse(problem) or attempt(lambda: self._pd(problem))
-        if not reasons and "jit_1x1:avx2" in self._pd(problem).impl and max(problem.attrs.conv.stride) > 1:
-            x = problem.inputs[0]
-            if x is not None and x.shape[1] < 8:
-                reasons = ["oneDNN's AVX2 1x1 weight gradient is wrong with a stride and fewer than 8 input channels"]
-        return reasons
+        out = [Operand(ARG_SRC, pd.src_md(), describe(x)), Operand(ARG_DIFF_DST, pd.diff_dst_md(), describe(g))]
+        out.append(Operand(ARG_DIFF_WEIGHTS, pd.diff_weights_md(), _weights(problem.outputs[0], a.conv.groups), written=True))
+        if a.bias:
+            out.append(Operand(ARG_DIFF_BIAS, pd.diff_weights_md(1)))
+        return out
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
-        a = problem.attrs
-        pd = self._pd(problem)
-        diff = pd.diff_weights_md()
-        arguments = [(ARG_SRC, pd.src_md()), (ARG_DIFF_DST, pd.diff_dst_md()), (ARG_DIFF_WEIGHTS, diff)]
-        if a.bias:
-            arguments.append((ARG_DIFF_BIAS, pd.diff_weights_md(1)))
-        run = runtime.bind(pd, arguments).run
-        back = Reorder(diff, _weights(problem.outputs[0], a.conv.groups))
-        take, nbytes = device.pool.take, diff.nbytes
+        run = self.run(problem, config, device)
 
         def launch(inputs: Any, outputs: Any) -> None:
-            target = take(nbytes) if back.needed else outputs[0]
-            addresses = [b.ptr for b in (*inputs, target, *outputs[1:])]
-            run(*addresses)
-            if back.needed:
-                back.run(target.ptr, outputs[0].ptr)
+            run(*[b.ptr for b in (*inputs, *outputs)])
 
         return launch

@@ -68,6 +68,22 @@ def usable_cores() -> int:
 
 def get_num_threads() -> int:
     """Threads that newly created primitives are planned for."""
+    return getattr(_local, "planned", None) or all_threads()
+
+
+@contextlib.contextmanager
+def planned_for(threads: int) -> Iterator[None]:
+    """Primitives that this Python thread makes inside the block are planned for, and will run on, so many threads."""
+    before = getattr(_local, "planned", None)
+    _local.planned = min(threads, all_threads())
+    try:
+        yield
+    finally:
+        _local.planned = before
+
+
+def all_threads() -> int:
+    """The number of threads set for the process."""
     lib = capi.load()
     if _fork_crippled or lib.runtime in ("sequential", "threadpool"):
         return 1
@@ -252,7 +268,7 @@ class _ThreadState:
     def refresh(self) -> None:
         """Apply the process-wide settings to this thread."""
         self.generation = _generation
-        self.use_threads(get_num_threads())
+        self.use_threads(all_threads())
         _apply_flush(self._lib, self.threads)
 
     def use_threads(self, count: int) -> None:

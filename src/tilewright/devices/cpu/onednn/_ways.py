@@ -1,0 +1,77 @@
+"""How a primitive can be run other than plainly: on one thread, or on operands brought into layouts that it prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tilewright.devices.cpu.onednn import capi, runtime
+from tilewright.devices.cpu.onednn._common import Reorder
+from tilewright.devices.cpu.onednn.capi import MemoryDesc, PrimitiveDesc
+
+ALONE = 1 << 22  # multiply-adds a thread from which waking the others always pays
+
+
+def thread_configs(work: float) -> list[tuple[tuple[str, int], ...]]:
+    """Parts of configs for a problem of so many multiply-adds: all threads, and one where they are little to share."""
+    threads = runtime.get_num_threads()
+    alone = threads > 1 and work < ALONE * threads and capi.load().runtime == "openmp"
+    return [(), (("threads", 1),)] if alone else [()]
+
+
+def planned(config: Any) -> Any:
+    """The context in which to describe and bind primitives for a config: with its number of threads."""
+    return runtime.planned_for(dict(config).get("threads", runtime.get_num_threads()))
+
+
+class Operand(NamedTuple):
+    """An argument of a primitive: its index, how the primitive wants it and, where that may differ, how it lies."""
+
+    arg: int
+    wanted: MemoryDesc
+    held: MemoryDesc | None = None
+    written: bool = False
+
+
+def bind(pd: PrimitiveDesc, operands: Sequence[Operand], pool: Any) -> Callable[..., None]:
+    """A run on the addresses of operands as they lie, with reorders before and after where they must be moved."""
+    run = runtime.bind(pd, [(o.arg, o.wanted) for o in operands]).run
+    moved = [(i, o) for i, o in enumerate(operands) if o.held is not None and o.held != o.wanted]
+    if moved:
+        run = _between_reorders(run, moved, pool)
+    return run if pd.threads == runtime.all_threads() else _giving_back_threads(run)
+
+
+def _between_reorders(run: Callable[..., None], moved: list[tuple[int, Operand]], pool: Any) -> Callable[..., None]:
+    before = [(i, Reorder(o.held, o.wanted)) for i, o in moved if not o.written]  # type: ignore[arg-type]
+    after = [(i, Reorder(o.wanted, o.held), o.wanted.nbytes) for i, o in moved if o.written]  # type: ignore[arg-type]
+    take = pool.take
+
+    def staged(*addresses: int) -> None:
+        places, held = list(addresses), []
+        for i, into in before:
+            buffer = take(into.nbytes)
+            into.run(addresses[i], buffer.ptr)
+            held.append(buffer)
+            places[i] = buffer.ptr
+        for i, _, nbytes in after:
+            buffer = take(nbytes)
+            held.append(buffer)
+            places[i] = buffer.ptr
+        run(*places)
+        for i, back, _ in after:
+            back.run(places[i], addresses[i])
+
+    return staged
+
+
+def _giving_back_threads(run: Callable[..., None]) -> Callable[..., None]:
+    """The number of threads is a setting of the Python thread, for whatever else there uses the same OpenMP library."""
+
+    def alone(*addresses: int) -> None:
+        try:
+            run(*addresses)
+        finally:
+            runtime.enter().use_threads(runtime.all_threads())
+
+    return alone
