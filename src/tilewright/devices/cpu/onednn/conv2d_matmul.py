@@ -4,16 +4,19 @@ With a 1x1 window, stride 1 and no padding, every place of the channels-last inp
 
     Y (N H W, F) = X (N H W, C) W^T,    dX = dY W,    dW = dY^T X.
 
-A window as large as the input makes one row of each image, with C kh kw columns. With a 1x1 window a contiguous input is
-a matrix (C, H W) of each image, which matmul reads turned.
+Where a stride skips places, each row of the output is a product of its own, whose matrix steps over the input by the
+stride; a contiguous input is a turned matrix of each image; and a window as large as the input makes one row of each
+image, with C kh kw columns.
 
-Weights are taken as they lie or packed once per version of their memory. The gradient of the weights is a product over
-many rows, for which the primitive of the inner product's gradient is another way; it alone gives the bias's too.
+Weights are taken as they lie or packed once per version of their memory. The gradient of the weights is a sum over all
+rows, for which the primitive of the inner product's gradient is another way; it alone gives the bias's too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,46 +48,50 @@ def _code(s: Spec) -> str:
 
 
 def _not_a_product(c: Any, x: Spec, w: Spec) -> list[str]:
-    """Why a convolution of such input and weight is not one matrix product, if it is not."""
+    """Why a convolution of such input and weight is not a matrix product, if it is not."""
+    top, left, bottom, right = c.padding
     if c.groups != 1:
         return [f"its {c.groups} groups are products of their own"]
-    if any(c.padding):
-        return ["padding adds rows that the input does not have"]
+    if top or left or bottom > 0 or right > 0:
+        return [f"padding {c.padding} moves the window off the input's places"]
     if w.shape[2:] == (1, 1):
-        return [] if c.stride == (1, 1) else [f"stride {c.stride} skips rows of the input"]
-    if w.shape[2:] != x.shape[2:] or c.dilation != (1, 1):
+        return []
+    if w.shape[2:] != x.shape[2:] or c.dilation != (1, 1) or any(c.padding):
         return [f"the window of {w.shape[2]}x{w.shape[3]} is neither 1x1 nor the whole input"]
     if x.layout != CHANNELS_LAST or w.layout != CHANNELS_LAST:
         return ["a window as large as the input must lie channels-last, as its weight does"]
     return []
 
 
-def _whole(w: Spec) -> bool:
-    return w.shape[2:] != (1, 1)
+def _way(x: Spec, w: Spec, y: Spec, *others: Spec | None) -> str:
+    """What is one matrix: all places of the `batch`, those of an `image`, those of a `row`, or the `whole` input."""
+    if w.shape[2:] != (1, 1):
+        return "whole"
+    if x.shape[2:] != y.shape[2:]:
+        return "row"
+    turned = any(s is not None and s.layout != CHANNELS_LAST and s.shape[2] * s.shape[3] > 1 for s in (x, y, *others))
+    return "image" if turned else "batch"
 
 
-def _rows(s: Spec, whole: bool, batched: bool) -> MemoryDesc:
-    """Activations (N, C, H, W) as a matrix of rows (N H W, C), or (N, H W, C) where `batched`; (N, C H W) where `whole`."""
+def _rows(s: Spec, way: str, places: Sequence[int], step: Sequence[int] = (1, 1)) -> MemoryDesc:
+    """Activations (N, C, H, W) as matrices with a column for each channel, of `places` (rows, columns) `step` apart."""
     n, c, h, w = s.shape
-    if whole:
+    image, channel, down, across = (b // s.dtype.itemsize for b in s.strides)
+    if way == "whole":
         return MemoryDesc((n, c * h * w), _code(s), (c * h * w, 1))
-    place, channel = (c, 1) if s.layout == CHANNELS_LAST else (1, h * w)
-    if batched:
-        return MemoryDesc((n, h * w, c), _code(s), (c * h * w, place, channel))
-    return MemoryDesc((n * h * w, c), _code(s), (place, channel))
+    if way == "row":
+        return MemoryDesc((n, *places, c), _code(s), (image, down * step[0], across * step[1], channel))
+    if way == "image":
+        return MemoryDesc((n, h * w, c), _code(s), (image, across, channel))
+    return MemoryDesc((n * h * w, c), _code(s), (c, 1))
 
 
-def _matrix(w: Spec, turned: bool, packed: bool, batched: bool) -> MemoryDesc:
-    """Weights (F, K), or (K, F) where `turned`; after an axis of 1 where `batched`."""
+def _matrix(w: Spec, turned: bool, packed: bool, ndims: int) -> MemoryDesc:
+    """Weights (F, K), or (K, F) where `turned`, after axes of 1 up to `ndims`."""
     f, k = w.shape[0], w.size // w.shape[0]
     dims, strides = ((k, f), (1, k)) if turned else ((f, k), (k, 1))
-    if batched:
-        dims, strides = (1, *dims), (f * k, *strides)
-    return MemoryDesc(dims, _code(w), "any" if packed else strides)
-
-
-def _batched(*activations: Spec | None) -> bool:
-    return any(s is not None and s.layout != CHANNELS_LAST and s.shape[2] * s.shape[3] > 1 for s in activations)
+    lead = ndims - 2
+    return MemoryDesc((*[1] * lead, *dims), _code(w), "any" if packed else (*[f * k] * lead, *strides))
 
 
 class _Product(Kernel):
@@ -92,15 +99,15 @@ class _Product(Kernel):
     rank = 30
     tolerance = 4.0
 
+    @abstractmethod
+    def pd(self, problem: Problem, config: Config) -> PrimitiveDesc:
+        """The descriptor for a config."""
+
     def workspace(self, problem: Problem, config: Config) -> int:
         scratch = self.pd(problem, config).scratchpad_md
         return scratch.nbytes if scratch is not None else 0
 
-    def pd(self, problem: Problem, config: Config) -> PrimitiveDesc:
-        raise NotImplementedError
-
-    def _reject(self, problem: Problem, c: Any, x: Spec | None, w: Spec | None) -> list[str]:
-        assert x is not None and w is not None
+    def refuse(self, problem: Problem, c: Any, x: Any, w: Any) -> list[str]:
         reasons = refuse(problem, ("float32", "bfloat16")) or _not_a_product(c, x, w)
         return reasons or attempt(lambda: self.pd(problem, next(iter(self.configs(problem, None)))))
 
@@ -108,42 +115,30 @@ class _Product(Kernel):
 class _OnWeights(_Product):
     """A product with the weights: the convolution, or the gradient of its input."""
 
+    @abstractmethod
+    def describe(self, problem: Problem, packed: bool) -> PrimitiveDesc:
+        """A new descriptor."""
+
     def configs(self, problem: Problem, device: Any) -> Iterable[Config]:
-        w = problem.inputs[1]
-        assert w is not None
-        for threads in thread_configs(w.size * (problem.outputs[0].size // max(problem.outputs[0].shape[1], 1))):
+        w, g = problem.inputs[1], problem.outputs[0] if self.op == "conv2d" else problem.inputs[0]
+        assert w is not None and g is not None
+        for threads in thread_configs(w.size * (g.size // w.shape[0])):
             yield (*_PACKED, *threads)
             yield (*_PLAIN, *threads)
 
     def pd(self, problem: Problem, config: Config) -> PrimitiveDesc:
         with planned(config), runtime.denormals_kept():
-            return _forward(self, problem, dict(config)["weights"] == "packed", runtime.get_num_threads())
+            return _on_weights(self, problem, dict(config)["weights"] == "packed", runtime.get_num_threads())
 
-    def describe(self, problem: Problem, packed: bool) -> PrimitiveDesc:
-        raise NotImplementedError
-
-    def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
+    def bind(self, problem: Problem, config: Config, device: Any, extra: Sequence[Operand] = ()) -> tuple[Any, Packer]:
         pd, plain = self.pd(problem, config), self.pd(problem, _PLAIN)
-        _, _, b, residual = (*problem.inputs, None, None)[:4]
-        operands = [Operand(ARG_SRC, pd.src_md()), Operand(ARG_WEIGHTS, pd.weights_md()), Operand(ARG_DST, pd.dst_md())]
-        if b is not None:
-            operands.append(Operand(ARG_BIAS, pd.weights_md(1)))
-        if residual is not None:
-            operands.append(Operand(capi.arg_post_op(0), _rows(residual, _whole(problem.inputs[1]), pd.dst_md().ndims == 3)))  # type: ignore[arg-type]
+        operands = [Operand(ARG_SRC, pd.src_md()), Operand(ARG_WEIGHTS, pd.weights_md()), Operand(ARG_DST, pd.dst_md()), *extra]
         with planned(config), runtime.denormals_kept():
-            run = bind(pd, operands, device.pool)
-        pack = Packer(plain.weights_md(), pd.weights_md(), device.pool)
-        used = [i for i in range(2, len(problem.inputs)) if problem.inputs[i] is not None]
-
-        def launch(inputs: Any, outputs: Any) -> None:
-            packed = pack(inputs[1])
-            run(inputs[0].ptr, packed.ptr, outputs[0].ptr, *[inputs[i].ptr for i in used])
-
-        return launch
+            return bind(pd, operands, device.pool), Packer(plain.weights_md(), pd.weights_md(), device.pool)
 
 
 @lru_cache(maxsize=32)
-def _forward(kernel: _OnWeights, problem: Problem, packed: bool, threads: int) -> PrimitiveDesc:
+def _on_weights(kernel: _OnWeights, problem: Problem, packed: bool, threads: int) -> PrimitiveDesc:
     return kernel.describe(problem, packed)
 
 
@@ -153,19 +148,36 @@ class Conv2dMatmul(_OnWeights):
     op = "conv2d"
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
-        return self._reject(problem, problem.attrs, problem.inputs[0], problem.inputs[1])
+        return self.refuse(problem, problem.attrs, *problem.inputs[:2])
 
     def describe(self, problem: Problem, packed: bool) -> PrimitiveDesc:
         x, w, b, residual = problem.inputs
         y, a = problem.outputs[0], problem.attrs
         assert x is not None and w is not None
-        whole, batched = _whole(w), _batched(x, y, residual)
+        way = _way(x, w, y, residual)
+        src, dst = _rows(x, way, y.shape[2:], a.stride), _rows(y, way, y.shape[2:])
         attr = Attr()
         if residual is not None:
-            attr.append_binary(BINARY["add"], _rows(residual, whole, batched))
+            attr.append_binary(BINARY["add"], _rows(residual, way, y.shape[2:]))
         add_epilogue(attr, a.activation, a.alpha, a.beta)
-        bias = None if b is None else MemoryDesc((1, 1, w.shape[0]) if batched else (1, w.shape[0]), _code(w))
-        return capi.matmul(_rows(x, whole, batched), _matrix(w, True, packed, batched), bias, _rows(y, whole, batched), attr)
+        bias = None if b is None else MemoryDesc((*[1] * (src.ndims - 1), w.shape[0]), _code(w))
+        return capi.matmul(src, _matrix(w, True, packed, src.ndims), bias, dst, attr)
+
+    def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
+        x, w, b, residual = problem.inputs
+        y = problem.outputs[0]
+        assert x is not None and w is not None
+        extra = [] if b is None else [Operand(ARG_BIAS, self.pd(problem, config).weights_md(1))]
+        if residual is not None:
+            extra.append(Operand(capi.arg_post_op(0), _rows(residual, _way(x, w, y, residual), y.shape[2:])))
+        run, pack = self.bind(problem, config, device, extra)
+        used = [i for i in (2, 3) if problem.inputs[i] is not None]
+
+        def launch(inputs: Any, outputs: Any) -> None:
+            packed = pack(inputs[1])
+            run(inputs[0].ptr, packed.ptr, outputs[0].ptr, *[inputs[i].ptr for i in used])
+
+        return launch
 
 
 @kernel
@@ -174,14 +186,32 @@ class Conv2dInputGradMatmul(_OnWeights):
     op = "conv2d_input_grad"
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
-        return self._reject(problem, problem.attrs.conv, problem.outputs[0], problem.inputs[1])
+        return self.refuse(problem, problem.attrs.conv, problem.outputs[0], problem.inputs[1])
 
     def describe(self, problem: Problem, packed: bool) -> PrimitiveDesc:
         g, w = problem.inputs
         x = problem.outputs[0]
         assert g is not None and w is not None
-        whole, batched = _whole(w), _batched(g, x)
-        return capi.matmul(_rows(g, whole, batched), _matrix(w, False, packed, batched), None, _rows(x, whole, batched))
+        way = _way(x, w, g)
+        src, dst = _rows(g, way, g.shape[2:]), _rows(x, way, g.shape[2:], problem.attrs.conv.stride)
+        return capi.matmul(src, _matrix(w, False, packed, src.ndims), None, dst)
+
+    def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
+        g, w = problem.inputs
+        x = problem.outputs[0]
+        assert g is not None and w is not None
+        run, pack = self.bind(problem, config, device)
+        # What the stride skips is zero.
+        skipped, clear, nbytes = _way(x, w, g) == "row", ctypes.memset, x.nbytes
+
+        def launch(inputs: Any, outputs: Any) -> None:
+            packed = pack(inputs[1])
+            target = outputs[0].ptr
+            if skipped:
+                clear(target, 0, nbytes)
+            run(inputs[0].ptr, packed.ptr, target)
+
+        return launch
 
 
 @lru_cache(maxsize=32)
@@ -189,10 +219,10 @@ def _weight_grad(problem: Problem, primitive: str, threads: int) -> PrimitiveDes
     x, g = problem.inputs
     w = problem.outputs[0]
     assert x is not None and g is not None
-    rows, upper, weights = _rows(x, _whole(w), False), _rows(g, _whole(w), False), _matrix(w, False, False, False)
+    way = _way(x, w, g)
+    rows, upper, weights = _rows(x, way, g.shape[2:]), _rows(g, way, g.shape[2:]), _matrix(w, False, False, 2)
     if primitive == "matmul":
-        turned = MemoryDesc(upper.dims[::-1], upper.dtype, upper.strides[::-1])
-        return capi.matmul(turned, rows, None, weights)
+        return capi.matmul(MemoryDesc(upper.dims[::-1], upper.dtype, upper.strides[::-1]), rows, None, weights)
     bias = MemoryDesc((w.shape[0],), _code(w)) if problem.attrs.bias else None
     hint = capi.inner_product_forward(FORWARD_TRAINING, rows, weights, bias, upper)
     return capi.inner_product_backward_weights(rows, weights, bias, upper, hint)
@@ -205,17 +235,18 @@ class Conv2dWeightGradMatmul(_Product):
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
         x, g = problem.inputs
-        reasons = [] if x is None or g is None else self._reject(problem, problem.attrs.conv, x, problem.outputs[0])
-        if not reasons and _batched(x, g):
-            reasons = ["the sum over images needs rows that lie channels-last"]
-        return reasons
+        w = problem.outputs[0]
+        assert x is not None and g is not None
+        if _way(x, w, g) not in ("batch", "whole") and not problem.empty:
+            return ["the sum over all places needs them to be the rows of one matrix: stride 1, channels-last"]
+        return self.refuse(problem, problem.attrs.conv, x, w)
 
     def configs(self, problem: Problem, device: Any) -> Iterable[Config]:
         g, w = problem.inputs[1], problem.outputs[0]
         assert g is not None
-        for threads in thread_configs(g.size * w.size // max(w.shape[0], 1)):
+        for threads in thread_configs(w.size * (g.size // w.shape[0])):
             yield (("primitive", "inner_product"), *threads)
-            if not problem.attrs.bias:
+            if not problem.attrs.bias and not attempt(lambda: self.pd(problem, (("primitive", "matmul"),))):
                 yield (("primitive", "matmul"), *threads)
 
     def pd(self, problem: Problem, config: Config) -> PrimitiveDesc:
