@@ -68,8 +68,14 @@ class Geometry(NamedTuple):
         return prod(self.y) * self.depth
 
     @property
+    def zeros(self) -> tuple[int, int, int, int]:
+        """Rows and columns of zeros around the input; negative padding only moves the first window."""
+        top, left, bottom, right = (max(p, 0) for p in self.attrs.padding)
+        return top, left, bottom, right
+
+    @property
     def padded(self) -> tuple[int, int]:
-        top, left, bottom, right = self.attrs.padding
+        top, left, bottom, right = self.zeros
         return self.x[1] + top + bottom, self.x[2] + left + right
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:
@@ -96,9 +102,9 @@ def _array(buffer: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.ndarray(shape, np.float32, buffer.raw)
 
 
-def _pad(x: np.ndarray, padding: Any, out: np.ndarray) -> None:
+def _pad(x: np.ndarray, zeros: Any, out: np.ndarray) -> None:
     """Images (N, H, W, C) between zeros."""
-    t, le, _, _ = padding
+    t, le, _, _ = zeros
     h, w = x.shape[1:3]
     out[:, :t] = 0
     out[:, t + h :] = 0
@@ -110,9 +116,10 @@ def _pad(x: np.ndarray, padding: Any, out: np.ndarray) -> None:
 def _gather(g: Geometry, x: np.ndarray, rows: slice, out: np.ndarray) -> None:
     """The windows of some output rows of padded images (N, H, W, C), as out (N, rows, OW, kh, kw, C)."""
     n, h, w, c = x.strides
-    (sh, sw), (dh, dw) = g.attrs.stride, g.attrs.dilation
+    (sh, sw), (dh, dw), (top, left, _, _) = g.attrs.stride, g.attrs.dilation, g.attrs.padding
     strides = (n, h * sh, w * sw, h * dh, w * dw, c)
-    np.copyto(out, np.ndarray(out.shape, x.dtype, x, rows.start * h * sh, strides))
+    start = (rows.start * sh + max(-top, 0)) * h + max(-left, 0) * w
+    np.copyto(out, np.ndarray(out.shape, x.dtype, x, start, strides))
 
 
 def _met(size: int, out: slice, stride: int, offset: int) -> tuple[slice, slice]:
@@ -155,8 +162,6 @@ class _Im2col(Kernel):
             return [f"its {c.groups} groups are products of their own"]
         if any(s is not None and s.ndim == 4 and s.layout != CHANNELS_LAST for s in (*problem.inputs, *problem.outputs)):
             return ["operands must lie channels-last"]
-        if min(c.padding) < 0:
-            return ["it does not crop"]
         g = self.geometry(problem)
         if c.padding == (0, 0, 0, 0) and (g.x[1:3] == g.kernel or (g.kernel == (1, 1) and c.stride == (1, 1))):
             return ["the windows lie as a matrix already: a plain product needs no copy"]
@@ -176,7 +181,7 @@ class _Im2col(Kernel):
         images, rows = g.piece
         places = images * rows * g.y[2]
         scratch = self.pd(problem, config, places).scratchpad_md
-        padded = images * prod(g.padded) * g.x[3] * ITEM if any(g.attrs.padding) else 0
+        padded = images * prod(g.padded) * g.x[3] * ITEM if any(g.zeros) else 0
         return places * g.depth * ITEM + padded + (scratch.nbytes if scratch is not None else 0)
 
     def runs(self, problem: Problem, config: Config, device: Any, operands: Any) -> dict[int, Any]:
@@ -198,14 +203,14 @@ def _product(kernel: _Im2col, problem: Problem, places: int, threads: int) -> Pr
 def _columns(g: Geometry, pool: Any) -> Any:
     """A generator over the pieces of an input: places, place of the first, and the address of the matrix of windows."""
     images, rows = g.piece
-    padding = g.attrs.padding if any(g.attrs.padding) else None
+    zeros = g.zeros if any(g.zeros) else None
     take, c, (hp, wp), (kh, kw), ow = pool.take, g.x[3], g.padded, g.kernel, g.y[2]
     nbytes, padded_bytes = images * rows * ow * g.depth * ITEM, images * hp * wp * c * ITEM
     pieces = [(i, r, g.places(i, r), g.first(i, r)) for i, r in g.pieces()]
 
     def columns(buffer: Any) -> Iterator[tuple[int, int, int]]:
         x = _array(buffer, g.x)
-        matrix, padded = take(nbytes), take(padded_bytes) if padding else None
+        matrix, padded = take(nbytes), take(padded_bytes) if zeros else None
         last = None
         source = x
         for i, r, places, first in pieces:
@@ -213,7 +218,7 @@ def _columns(g: Geometry, pool: Any) -> Any:
                 last, source = i, x[i]
                 if padded is not None:
                     source = _array(padded, (i.stop - i.start, hp, wp, c))
-                    _pad(x[i], padding, source)
+                    _pad(x[i], zeros, source)
             _gather(g, source, r, _array(matrix, (i.stop - i.start, r.stop - r.start, ow, kh, kw, c)))
             yield places, first, matrix.ptr
 

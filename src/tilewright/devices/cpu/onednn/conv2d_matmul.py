@@ -4,9 +4,9 @@ With a 1x1 window, stride 1 and no padding, every place of the channels-last inp
 
     Y (N H W, F) = X (N H W, C) W^T,    dX = dY W,    dW = dY^T X.
 
-Where a stride skips places, each row of the output is a product of its own, whose matrix steps over the input by the
-stride; a contiguous input is a turned matrix of each image; and a window as large as the input makes one row of each
-image, with C kh kw columns.
+A contiguous input is a turned matrix of each image, and a window as large as the input makes one row of each image, with
+C kh kw columns. In the gradient of the input, where a stride skips places, each row of dY is a product of its own, whose
+result steps over dX by the stride.
 
 Weights are taken as they lie or packed once per version of their memory. The gradient of the weights is a sum over all
 rows, for which the primitive of the inner product's gradient is another way; it alone gives the bias's too.
@@ -73,8 +73,8 @@ def _way(x: Spec, w: Spec, y: Spec, *others: Spec | None) -> str:
     return "image" if turned else "batch"
 
 
-def _rows(s: Spec, way: str, places: Sequence[int], step: Sequence[int] = (1, 1)) -> MemoryDesc:
-    """Activations (N, C, H, W) as matrices with a column for each channel, of `places` (rows, columns) `step` apart."""
+def _rows(s: Spec, way: str, places: Sequence[int] = (), step: Sequence[int] = (1, 1)) -> MemoryDesc:
+    """Activations (N, C, H, W) as matrices with a column for each channel; by the row, of `places` (OH, OW) `step` apart."""
     n, c, h, w = s.shape
     image, channel, down, across = (b // s.dtype.itemsize for b in s.strides)
     if way == "whole":
@@ -120,11 +120,14 @@ class _OnWeights(_Product):
         """A new descriptor."""
 
     def configs(self, problem: Problem, device: Any) -> Iterable[Config]:
-        w, g = problem.inputs[1], problem.outputs[0] if self.op == "conv2d" else problem.inputs[0]
-        assert w is not None and g is not None
-        for threads in thread_configs(w.size * (g.size // w.shape[0])):
-            yield (*_PACKED, *threads)
-            yield (*_PLAIN, *threads)
+        w, y = problem.inputs[1], problem.outputs[0] if self.op == "conv2d" else problem.inputs[0]
+        assert w is not None and y is not None
+        for threads in thread_configs(w.size * (y.size // w.shape[0])):
+            for weights in self.weights(problem):
+                yield (*weights, *threads)
+
+    def weights(self, problem: Problem) -> list[Config]:
+        return [_PACKED, _PLAIN]
 
     def pd(self, problem: Problem, config: Config) -> PrimitiveDesc:
         with planned(config), runtime.denormals_kept():
@@ -148,17 +151,21 @@ class Conv2dMatmul(_OnWeights):
     op = "conv2d"
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
-        return self.refuse(problem, problem.attrs, *problem.inputs[:2])
+        x, w = problem.inputs[:2]
+        assert x is not None and w is not None
+        if _way(x, w, problem.outputs[0]) == "row":
+            return ["a stride or crop skips places: copied together first they make a larger product, see im2col"]
+        return self.refuse(problem, problem.attrs, x, w)
 
     def describe(self, problem: Problem, packed: bool) -> PrimitiveDesc:
         x, w, b, residual = problem.inputs
         y, a = problem.outputs[0], problem.attrs
         assert x is not None and w is not None
         way = _way(x, w, y, residual)
-        src, dst = _rows(x, way, y.shape[2:], a.stride), _rows(y, way, y.shape[2:])
+        src, dst = _rows(x, way), _rows(y, way)
         attr = Attr()
         if residual is not None:
-            attr.append_binary(BINARY["add"], _rows(residual, way, y.shape[2:]))
+            attr.append_binary(BINARY["add"], _rows(residual, way))
         add_epilogue(attr, a.activation, a.alpha, a.beta)
         bias = None if b is None else MemoryDesc((*[1] * (src.ndims - 1), w.shape[0]), _code(w))
         return capi.matmul(src, _matrix(w, True, packed, src.ndims), bias, dst, attr)
@@ -169,7 +176,7 @@ class Conv2dMatmul(_OnWeights):
         assert x is not None and w is not None
         extra = [] if b is None else [Operand(ARG_BIAS, self.pd(problem, config).weights_md(1))]
         if residual is not None:
-            extra.append(Operand(capi.arg_post_op(0), _rows(residual, _way(x, w, y, residual), y.shape[2:])))
+            extra.append(Operand(capi.arg_post_op(0), _rows(residual, _way(x, w, y, residual))))
         run, pack = self.bind(problem, config, device, extra)
         used = [i for i in (2, 3) if problem.inputs[i] is not None]
 
@@ -196,6 +203,11 @@ class Conv2dInputGradMatmul(_OnWeights):
         src, dst = _rows(g, way, g.shape[2:]), _rows(x, way, g.shape[2:], problem.attrs.conv.stride)
         return capi.matmul(src, _matrix(w, False, packed, src.ndims), None, dst)
 
+    def weights(self, problem: Problem) -> list[Config]:
+        g, w = problem.inputs
+        assert g is not None and w is not None
+        return [_PLAIN] if _way(problem.outputs[0], w, g) == "row" else [_PACKED, _PLAIN]
+
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         g, w = problem.inputs
         x = problem.outputs[0]
@@ -220,7 +232,7 @@ def _weight_grad(problem: Problem, primitive: str, threads: int) -> PrimitiveDes
     w = problem.outputs[0]
     assert x is not None and g is not None
     way = _way(x, w, g)
-    rows, upper, weights = _rows(x, way, g.shape[2:]), _rows(g, way, g.shape[2:]), _matrix(w, False, False, 2)
+    rows, upper, weights = _rows(x, way), _rows(g, way), _matrix(w, False, False, 2)
     if primitive == "matmul":
         return capi.matmul(MemoryDesc(upper.dims[::-1], upper.dtype, upper.strides[::-1]), rows, None, weights)
     bias = MemoryDesc((w.shape[0],), _code(w)) if problem.attrs.bias else None
