@@ -184,6 +184,8 @@ NO_SPECIALS: dict[str, tuple[tuple[int, ...], str]] = {
 # What a kernel documents that it does otherwise there (tests/unit/test_fused.py holds it to that).
 OWN_SPECIALS = {
     "cpu.conv2d.onednn": lambda a, dtype: a.activation is not None or dtype == "bfloat16",
+    "cpu.conv2d.onednn_matmul": lambda a, dtype: a.activation is not None or dtype == "bfloat16",
+    "cpu.conv2d.onednn_im2col": lambda a, dtype: a.activation is not None,
     "cpu.linear.onednn": lambda a, dtype: a.activation is not None,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_nan_and_infinity_go_where_they_belong(kernel, name):
         if getattr(sample.attrs, "activation", None) is None:  # what an epilogue makes of infinity is its own affair
             values[0][-1, -1, -1, -1] = np.inf
         want = _contract.reference(op, sample, values)
-        ins = [None if v is None else CPU.upload(v, s) for v, s in zip(values, lies, strict=True)]
+        ins = [None if s is None else CPU.upload(v, s) for v, s in zip(values, lies, strict=True)]
         for config in kernel.configs(problem, CPU):
             outs = [CPU.allocate(s.nbytes) for s in problem.outputs]
             kernel.prepare(problem, config, CPU)(ins, outs)
@@ -116,7 +117,7 @@ def test_nan_and_infinity_go_where_they_belong(kernel, name):
                 np.testing.assert_array_equal(np.isinf(got), np.isinf(ref), err_msg=f"{kernel.id} {config}")
 
 
-def _problem(op, sample):
+def _problem(op, sample) -> Any:
     lies = _contract.specs(sample)
     return Problem(op.name, sample.attrs, tuple(lies), op.outputs(sample.attrs, *lies))
 
@@ -124,7 +125,7 @@ def _problem(op, sample):
 @onednn
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_the_implementation_asked_for_is_the_one_described(op, two_threads):
-    kernel = next(k for k in KERNELS if k.op == op.name and k.id.endswith(".onednn"))
+    kernel: Any = next(k for k in KERNELS if k.op == op.name and k.id.endswith(".onednn"))
     problem = _problem(op, samples(op, "3x3 with stride 2")[0])
     configs = list(kernel.configs(problem, CPU))
     assert configs[0] == ()
@@ -145,7 +146,7 @@ def test_a_launch_on_one_thread_gives_the_threads_back(two_threads):
     problem = _problem(CONV2D, sample)
     config = next(c for c in kernel.configs(problem, CPU) if ("threads", 1) in c)
     launch = kernel.prepare(problem, config, CPU)
-    ins = [None if v is None else CPU.upload(v, s) for v, s in zip(_contract.arrays(sample), problem.inputs, strict=True)]
+    ins = [None if s is None else CPU.upload(v, s) for v, s in zip(_contract.arrays(sample), problem.inputs, strict=True)]
     launch(ins, [CPU.allocate(s.nbytes) for s in problem.outputs])
     threads = runtime._openmp(capi.load(), "omp_get_max_threads", restype=ctypes.c_int)
     assert threads is None or threads() == 2

@@ -133,12 +133,13 @@ def _met(size: int, out: slice, stride: int, offset: int) -> tuple[slice, slice]
 def _scatter(g: Geometry, columns: np.ndarray, rows: slice, into: np.ndarray) -> None:
     """Add columns (N, rows, OW, kh, kw, C) to the places (N, H, W, C) of the input that they came from."""
     (sh, sw), (dh, dw), (top, left, _, _) = g.attrs.stride, g.attrs.dilation, g.attrs.padding
-    for i in range(g.kernel[0]):
-        down, h = _met(g.x[1], rows, sh, i * dh - top)
-        for j in range(g.kernel[1]):
-            across, w = _met(g.x[2], slice(0, g.y[2]), sw, j * dw - left)
-            if down.stop > down.start and across.stop > across.start:
-                into[:, h, w] += columns[:, down, across, i, j]
+    across = [_met(g.x[2], slice(0, g.y[2]), sw, j * dw - left) for j in range(g.kernel[1])]
+    with np.errstate(all="ignore"):
+        for i in range(g.kernel[0]):
+            down, h = _met(g.x[1], rows, sh, i * dh - top)
+            for j, (columns_met, w) in enumerate(across):
+                if down.stop > down.start and columns_met.stop > columns_met.start:
+                    into[:, h, w] += columns[:, down, columns_met, i, j]
 
 
 class _Im2col(Kernel):
@@ -350,7 +351,9 @@ class Conv2dWeightGradIm2col(_Im2col):
             for places, first, matrix in columns(inputs[0]):
                 target = parts if first else outputs
                 runs[places](matrix, inputs[1].ptr + first * step, *[b.ptr for b in target])
-                if first:
+                if not first:
+                    continue
+                with np.errstate(all="ignore"):
                     for total, part, n in zip(outputs, parts, sizes, strict=True):
                         _array(total, (n // ITEM,))[...] += _array(part, (n // ITEM,))
 
