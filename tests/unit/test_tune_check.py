@@ -519,3 +519,63 @@ def test_limits_and_budget_in_this_process(planted):
     assert found[0].count == 1
     assert found[-1].status == "skipped"
     assert found[-1].reason == "the 1 s allowed were spent before its turn"
+
+
+# -- large problems ----------------------------------------------------------------------------------------------------
+
+
+def test_which_ops_treat_each_image_by_itself():
+    """Pointwise ops and pooling do; whatever sums, sorts or moves along the first axis, or can, does not."""
+    by_image = {n for n, op in OPS.items() if checking._by_image(op)}
+    assert {"relu", "add", "where", "gelu_grad", "max_pool2d", "max_pool2d_grad", "avg_pool2d", "batch_norm_infer", "resize2d"} <= by_image
+    others = {"batch_norm_train", "batch_norm_grad", "softmax", "sum", "permute", "take", "gather", "index_add", "cumsum", "topk", "pad", "matmul"}
+    assert not others & by_image
+
+
+def test_of_a_large_batch_three_images_are_compared():
+    x = spec((9, 16, 40, 40), "float32", CHANNELS_LAST)
+    attrs = (0.0, 0.0)
+    problem = Problem("tanh", attrs, (x,), OPS["tanh"].outputs(attrs, x))
+    material = Material(find("tanh"), problem)
+    (expected,) = material.expected
+    assert {0, 8} < set(expected.at[0].tolist())
+    assert len(set(expected.at[0].tolist())) == 3
+    np.testing.assert_allclose(expected.values, np.tanh(material.values[0].astype(np.float64))[expected.at], rtol=1e-12)
+    kernel = good("tanh")
+    assert run(kernel, problem, material).status == "ok"
+    right = kernel.prepare(problem, (), CPU)
+
+    def with_edge(inputs, outputs):
+        right(inputs, outputs)
+        outputs[0].array(x)[..., -1] *= 1.01
+
+    def without_one(inputs, outputs):
+        right(inputs, outputs)
+        outputs[0].array(x)[4, 7, 20, 20] = np.nan  # in an image, most likely, that is not compared
+
+    assert check(problem, CPU, kernel, (), with_edge, material).status == "wrong"
+    assert check(problem, CPU, kernel, (), without_one, material).reason == "output 0 is nan at (4, 7, 20, 20)"
+
+
+def test_bits_decided_within_rounding_may_differ_but_no_more():
+    """The mask of a fused relu comes from sums in float32, and here and there lies on the other side of 0."""
+    from tilewright.ops.norm import MaskedAttrs
+
+    x, c = spec((2, 32, 24, 24), "float32", CHANNELS_LAST), spec((32,), "float32")
+    attrs = MaskedAttrs(1e-5, "relu", CHANNELS_LAST)
+    problem = Problem("batch_norm_train", attrs, (x, c, c), OPS["batch_norm_train"].outputs(attrs, x, c, c))
+    kernel = good("batch_norm_train")
+    material = Material(find(problem.op), problem)
+    right = kernel.prepare(problem, (), CPU)
+    last = len(problem.outputs) - 1
+
+    def flip(count):
+        def run(inputs, outputs):
+            right(inputs, outputs)
+            outputs[last].raw[100 : 100 + count] ^= 4
+
+        return run
+
+    assert problem.outputs[last].dtype.name == "uint8"
+    assert check(problem, CPU, kernel, (), flip(1), material).status == "ok"
+    assert check(problem, CPU, kernel, (), flip(9), material).reason.startswith(f"output {last} differs from the reference at")
