@@ -18,7 +18,7 @@ import pytest
 
 import tilewright as tw
 from tilewright import data, models, nn, optim, train
-from tilewright.errors import ArgumentError, AutogradError, CheckpointError, DTypeError
+from tilewright.errors import ArgumentError, AutogradError, CheckpointError, DTypeError, ShapeError
 
 rng = np.random.default_rng(0)
 
@@ -494,3 +494,29 @@ def test_a_bool_has_no_square() -> None:
     for square in (tw.square, lambda x: x**2):
         with pytest.raises(DTypeError, match="bool"):
             square(tw.tensor([True]))
+
+
+def test_adam_counts_the_updates_of_each_parameter(tmp_path: Any) -> None:
+    """The first update of Adam is lr whatever the gradient, also where it comes late, as of a layer thawed in training."""
+    sizes = (3, 4, 40_000)
+    ps = [nn.Parameter(tw.zeros(n)) for n in sizes]
+    optimizer = optim.Adam(ps, lr=0.1)
+    for _ in range(20):
+        ps[0].grad = tw.ones(3)
+        optimizer.step()
+    fresh = [nn.Parameter(tw.tensor(p.numpy())) for p in ps]
+    again = optim.Adam(fresh, lr=0.1)
+    again.load_state_dict(optimizer.state_dict())
+    for parameters, its in ((ps, optimizer), (fresh, again)):
+        for p in parameters:
+            p.grad = tw.full(p.shape, 7.0)
+        its.step()
+        for p in parameters[1:]:
+            np.testing.assert_allclose(p.numpy(), -0.1, rtol=1e-5)
+
+
+def test_batch_norm_and_index_add_refuse_misfits() -> None:
+    with pytest.raises(ShapeError, match="running statistics"):
+        tw.batch_norm(tw.tensor(normal(2, 3, 2, 2)), tw.zeros(2), tw.ones(3), training=True)
+    with pytest.raises(DTypeError, match="index_add"):
+        tw.index_add(tw.ones((2, 2)), 0, tw.zeros(1), tw.ones((1, 2)))

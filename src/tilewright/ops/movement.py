@@ -757,6 +757,8 @@ def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def _index_add_infer(axis: int, x: Spec, index: Spec, source: Spec) -> Spec:
+    if index.dtype.kind not in "iu":
+        raise DTypeError(f"index_add: the index is {index.dtype.name}; it must be integers")
     wanted = (*x.shape[:axis], index.size, *x.shape[axis + 1 :])
     if index.ndim != 1 or source.shape != wanted:
         raise ShapeError(f"index_add: index {index.shape} must be 1-D and source {source.shape} must be {wanted} for {x.shape} along axis {axis}")

@@ -325,6 +325,9 @@ def batch_norm(
             raise ShapeError(
                 f"batch_norm: training needs more than one value per channel and input {x.shape} has one; use a larger batch or eval mode"
             )
+        for running in (running_mean, running_var):
+            if running is not None and running.shape != x.shape[1:2]:
+                raise ShapeError(f"batch_norm: running statistics {running.shape} must be {x.shape[1:2]} for input {x.shape}")
         outs = call(BATCH_NORM_TRAIN, (x, weight, bias), MaskedAttrs(float(eps), fused, x.spec.layout))
         y = outs[0]
         if running_mean is not None and running_var is not None and count:

@@ -20,9 +20,9 @@ class Adam(Optimizer):
     ) -> None:  # fmt: skip
         super().__init__(params, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay)
 
-    def hyper(self, group: dict[str, Any]) -> Any:
+    def hyper(self, group: dict[str, Any], n: int) -> Any:
         b1, b2 = group["betas"]
-        values = [group["lr"], b1, b2, group["eps"], group["weight_decay"], 1 - b1**self.steps, 1 - b2**self.steps]
+        values = [group["lr"], b1, b2, group["eps"], group["weight_decay"], 1 - b1**n, 1 - b2**n]
         return ADAM, AdamAttrs(self.decoupled), self.states, values
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class _Stretch:
 
     def __init__(self, params: list[Tensor], states: tuple[str, ...]) -> None:
         self.params = params
+        self.counts = [0] * len(params)  # updates of each
         first = params[0]
         device, self.dtype = first.device, first.dtype
         item = self.dtype.itemsize
@@ -75,17 +77,27 @@ class _Stretch:
             g = g.to(dtype=p.dtype, layout=p.layout)
         return Tensor(g.buffer, self.parts[i].spec, g.device)
 
-    def update(self, op: Op, attrs: Any, names: tuple[str | None, ...], hyper: Tensor) -> None:
+    def update(self, hyper: Callable[[int], tuple[Op, Any, tuple[str | None, ...], list[float]]]) -> None:
+        """`hyper(n)`: what the n-th update of a parameter takes. Each counts its own, for a gradient may be absent."""
+        made: dict[int, Any] = {}
+        for i, p in enumerate(self.params):
+            if p.grad is not None:
+                n = self.counts[i] = self.counts[i] + 1
+                if n not in made:
+                    *kind, values = hyper(n)
+                    made[n] = *kind, tensor(np.array(values), float64, self.whole.device)
         alone = self.small + self.large
-        if len(self.small) > 1 and all(self.params[i].grad is not None for i in self.small):
+        if len(self.small) > 1 and all(self.params[i].grad is not None for i in self.small) and len({self.counts[i] for i in self.small}) == 1:
+            op, attrs, names, values = made[self.counts[self.small[0]]]
             pieces = [t for i in self.small for t in (self.flat_gradient(i), self.pads[i]) if t is not None]
             states = [None if n is None else self.head_states[n] for n in names]
-            call_inplace(op, (self.head_part, call(CONCAT, tuple(pieces), 0), *states, hyper), attrs)
+            call_inplace(op, (self.head_part, call(CONCAT, tuple(pieces), 0), *states, values), attrs)
             alone = self.large
         for i in alone:
             if self.params[i].grad is not None:
+                op, attrs, names, values = made[self.counts[i]]
                 states = [None if n is None else self.state_parts[n][i] for n in names]
-                call_inplace(op, (self.parts[i], self.flat_gradient(i), *states, hyper), attrs)
+                call_inplace(op, (self.parts[i], self.flat_gradient(i), *states, values), attrs)
 
 
 def _zeros(n: int, like: Tensor) -> Tensor:
@@ -152,22 +164,22 @@ class Optimizer:
             for p in group["params"]:
                 p.grad = None if set_to_none or p.grad is None else zeros_like(p.grad)
 
-    def hyper(self, group: dict[str, Any]) -> tuple[Op, Any, tuple[str | None, ...], list[float]]:
-        """The update op, its attributes, the state it takes (None: absent) and its hyper-parameters."""
+    def hyper(self, group: dict[str, Any], n: int) -> tuple[Op, Any, tuple[str | None, ...], list[float]]:
+        """For the n-th update: the op, its attributes, the state it takes (None: absent) and its hyper-parameters."""
         raise NotImplementedError
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         self.steps += 1
         for k, group in enumerate(self.groups):
-            op, attrs, names, values = self.hyper(group)
             for s, stretch in enumerate(self._stretches[k]):
                 if not stretch.intact():
                     stretch = self._stretches[k][s] = self._moved(stretch)
-                stretch.update(op, attrs, names, tensor(np.array(values), float64, stretch.whole.device))
+                stretch.update(partial(self.hyper, group))
 
     def _moved(self, old: _Stretch) -> _Stretch:
         new = _Stretch(old.params, self.states)
+        new.counts = old.counts
         for name in self.states:
             for a, b in zip(new.state_parts[name], old.state_parts[name], strict=True):
                 a.copy_(b.numpy())
@@ -177,6 +189,7 @@ class Optimizer:
         """Steps, the groups' options, and each parameter's state by number."""
         return {
             "steps": self.steps,
+            "counts": [list(s.counts) for ss in self._stretches for s in ss],
             "groups": [{k: v for k, v in g.items() if k != "params"} for g in self.groups],
             "state": [{name: [np.array(t.numpy()) for t in s.state_parts[name]] for name in self.states} for ss in self._stretches for s in ss],
         }
@@ -202,6 +215,8 @@ class Optimizer:
         if not fits:
             raise CheckpointError(f"{type(self).__name__}.load_state_dict: the state is of another optimizer or model; nothing was changed")
         self.steps = state["steps"]
+        for s, counts in zip(stretches, state.get("counts", [[self.steps] * len(s.params) for s in stretches]), strict=True):
+            s.counts = list(counts)
         for group, held in zip(self.groups, state["groups"], strict=True):
             group.update(held)
         for s, held in zip(stretches, state["state"], strict=True):

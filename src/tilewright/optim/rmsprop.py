@@ -18,7 +18,7 @@ class RMSprop(Optimizer):
         self.states = ("square", "velocity") if momentum else ("square",)
         super().__init__(params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
 
-    def hyper(self, group: dict[str, Any]) -> Any:
+    def hyper(self, group: dict[str, Any], n: int) -> Any:
         used = len(self.states) > 1
         values = [group[k] for k in ("lr", "alpha", "eps", "weight_decay", "momentum")]
         return RMSPROP, RmspropAttrs(used), self.states if used else ("square", None), values

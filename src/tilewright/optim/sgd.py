@@ -28,7 +28,7 @@ class SGD(Optimizer):
         self.states = ("velocity",) if any_momentum else ()
         super().__init__(given, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
-    def hyper(self, group: dict[str, Any]) -> Any:
+    def hyper(self, group: dict[str, Any], n: int) -> Any:
         used = bool(self.states)
         values = [group["lr"], group["momentum"], group["weight_decay"]]
         return UPDATE, SgdAttrs(used, bool(group["nesterov"])), ("velocity",) if used else (None,), values
