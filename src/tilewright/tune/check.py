@@ -85,9 +85,8 @@ class Material:
                 self.blocks.append(None)
                 self.values.append(None)
                 continue
-            whole = arg.fill == "distinct" and s.dtype.itemsize >= 4  # half types cannot count so far
-            kind = arg.fill if whole or arg.fill != "distinct" else "normal"
-            drawn = replace(arg, shape=(s.size if whole else min(s.size, STRETCH),), dtype=s.dtype.name, layout="contiguous", fill=kind).array(rng)
+            fill = "normal" if arg.fill == "distinct" and s.dtype.itemsize < 4 else arg.fill  # half types cannot count so far
+            drawn = replace(arg, shape=(min(s.size, STRETCH),), dtype=s.dtype.name, layout="contiguous", fill=fill).array(rng)
             block = _block(s.nbytes, AROUND_INPUT)
             _inside(block, s.nbytes).view(s.dtype.np)[...] = np.resize(drawn, s.size)
             self.blocks.append(block)
@@ -252,13 +251,13 @@ def check(
     It must leave its operands and the guard zones as they were, write every element, give no NaN or infinity that the
     reference does not give, and agree with the reference within the op's error bound times `kernel.tolerance`. It is
     launched twice on outputs filled differently, and the results of a deterministic kernel must be equal bit for bit.
-    The second launch is left out after a first one longer than `patience_s`, and for floating outputs beyond 8 MiB.
+    The second launch is left out after a first one longer than `patience_s`, and for outputs beyond 8 MiB.
     """
     inputs = material.on(device)
     results: list[list[np.ndarray]] = []
     shortest = math.inf
     trouble = changed = None
-    once = all(s.dtype.is_floating for s in problem.outputs) and sum(s.nbytes for s in problem.outputs) > AGAIN
+    once = sum(s.nbytes for s in problem.outputs) > AGAIN
     for fill in FILLS:
         blocks = [material.blank(device, k, fill) for k in range(len(problem.outputs))]
         outputs = [b.view(GUARD, s.nbytes) for b, s in zip(blocks, problem.outputs, strict=True)]
@@ -299,7 +298,8 @@ def _faults(problem: Problem, kernel: Kernel, results: list[list[np.ndarray]], m
     for k, s in enumerate(problem.outputs):
         left = None
         for blocks, fill in zip(results, FILLS, strict=False):
-            same = (_inside(blocks[k], s.nbytes).reshape(-1, s.dtype.itemsize) == fill).all(1)
+            word = int.from_bytes(bytes([fill]) * s.dtype.itemsize)
+            same = _inside(blocks[k], s.nbytes).view(f"u{s.dtype.itemsize}") == word
             left = same if left is None else left & same
         # After one launch, an integer that equals the filling may well have been written.
         if left is not None and left.any() and (len(results) > 1 or s.dtype.is_floating):
