@@ -22,6 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 SAMPLE_S = 20e-6  # a sample lasts at least so long: shorter launches are repeated within it
 MOST_REPEATS = 4096
+WARM_S = 1e-3  # a launch so long hardly depends on what ran just before it
 FEWEST = 5  # samples before a median may count as settled
 MOST = 256
 SETTLED = 0.01  # a median has settled when its standard error is at most this part of it
@@ -184,7 +185,8 @@ def bench(
     clock: seconds; the budget is kept by it, and times are taken by it where no `timer` is given.
     cold: every launch finds its operands outside the caches (`flush`, else `Flush`, runs before each).
     incumbent: stays first in the ranking unless it is beaten by more than the noise (see `rank`).
-    known: the shortest launch of a candidate that was seen before this, in seconds, where there was one.
+    known: the shortest launch of a candidate that was seen before this, in seconds, where there was one. Those of a
+        millisecond or more are not warmed up again.
     before: told whose sample comes next, outside the timed part. finished: told as soon as a candidate's timing is final.
 
     After one launch to warm up, the rivals take turns, a sample each; who cannot win any more is dropped, and it ends
@@ -245,7 +247,8 @@ def bench(
             leave(rival)
             continue
         rivals.append(rival)
-        going = sample(rival)  # to warm up
+        rival.estimate = timing.best
+        going = WARM_S <= timing.best < math.inf or sample(rival)
         # With cold caches a launch is never repeated: it would find its operands in them.
         while going and flush is None and rival.estimate * timing.repeats < SAMPLE_S and timing.repeats < MOST_REPEATS and fits(rival):
             going = sample(rival)

@@ -74,7 +74,6 @@ class Material:
             except (IndexError, ValueError) as error:
                 raise KernelError(f"no random operands for {problem} could be made: {error}") from error
         self._buffers: dict[Device, list[Any]] = {}
-        self._filled: dict[tuple[int, int], np.ndarray] = {}
 
     def _draw(self, args: list[Any], seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -122,23 +121,15 @@ class Material:
             ]
         return found
 
-    def blank(self, device: Device, output: int, fill: int) -> Any:
-        """A new buffer for an output between guards, every byte of it `fill`; its view from GUARD on is the output."""
-        nbytes = self.problem.outputs[output].nbytes
-        block = self._filled.get((nbytes, fill))
-        if block is None:
-            block = self._filled[nbytes, fill] = _block(nbytes, AROUND_OUTPUT, fill)
-        return _upload(device, block)
-
     def spoilt(self, device: Device) -> str | None:
         """Which operand a launch has changed, or the memory beside it; the operands are made anew then."""
         for i, (buffer, block, s) in enumerate(zip(self.on(device), self.blocks, self.problem.inputs, strict=True)):
             if block is None or s is None:
                 continue
-            now = _download(device, buffer.keep, block.size)
+            now = _bytes(device, buffer.keep, block.size)
             if not np.array_equal(now, block):
-                del self._buffers[device]
                 within = not np.array_equal(_inside(now, s.nbytes), _inside(block, s.nbytes))
+                del self._buffers[device]
                 return f"it changed input {i}" if within else f"{STRAY} beside input {i}"
         return None
 
@@ -255,11 +246,13 @@ def check(
     """
     inputs = material.on(device)
     results: list[list[np.ndarray]] = []
+    held = []  # the buffers, as long as their memory is looked at
     shortest = math.inf
     trouble = changed = None
     once = sum(s.nbytes for s in problem.outputs) > AGAIN
     for fill in FILLS:
-        blocks = [material.blank(device, k, fill) for k in range(len(problem.outputs))]
+        blocks = [_blank(device, s.nbytes, fill) for s in problem.outputs]
+        held.append(blocks)
         outputs = [b.view(GUARD, s.nbytes) for b, s in zip(blocks, problem.outputs, strict=True)]
         try:
             began = clock()
@@ -273,7 +266,7 @@ def check(
         changed = material.spoilt(device)  # asked for even where the launch raised: the next candidate needs them whole
         if trouble is not None:
             return trouble
-        results.append([_download(device, b, s.nbytes + 2 * GUARD) for b, s in zip(blocks, problem.outputs, strict=True)])
+        results.append([_bytes(device, b, s.nbytes + 2 * GUARD) for b, s in zip(blocks, problem.outputs, strict=True)])
         shortest = min(shortest, seconds)
         if changed or once or seconds > patience_s:
             break
@@ -390,5 +383,18 @@ def _upload(device: Device, block: np.ndarray) -> Any:
     return device.upload(block, spec(block.shape, "uint8"))
 
 
-def _download(device: Device, buffer: Any, nbytes: int) -> np.ndarray:
-    return device.download(buffer, spec((nbytes,), "uint8"))
+def _blank(device: Device, nbytes: int, fill: int) -> Any:
+    """A new buffer for an output between guards, every byte of it `fill`; its view from GUARD on is the output."""
+    buffer = device.allocate(nbytes + 2 * GUARD)
+    raw = getattr(buffer, "raw", None)
+    if raw is None:
+        return _upload(device, _block(nbytes, AROUND_OUTPUT, fill))
+    raw[:GUARD] = raw[GUARD + nbytes : nbytes + 2 * GUARD] = AROUND_OUTPUT
+    raw[GUARD : GUARD + nbytes] = fill
+    return buffer
+
+
+def _bytes(device: Device, buffer: Any, nbytes: int) -> np.ndarray:
+    """What a buffer holds: where it lies in host memory (`raw`) no copy, which for a large one takes longer than a launch."""
+    raw = getattr(buffer, "raw", None)
+    return device.download(buffer, spec((nbytes,), "uint8")) if raw is None else raw[:nbytes]
