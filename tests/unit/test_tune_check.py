@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 from tilewright import devices
@@ -488,6 +492,44 @@ def test_a_worker_that_dies_with_no_candidate_running(planted):
         found = list(worker.measure(product(), [(good("matmul"), ()), (planted["matmul", "nothing"], ())]))
     assert [t.status for t in found] == ["failed", "failed"]
     assert all("ended with code 7 while no candidate ran" in t.reason for t in found)
+
+
+ORPHAN = """
+import threading, time
+from tilewright import devices
+from tilewright.devices.api import registered
+from tilewright.ops._op import find
+from tilewright.tune.worker import Worker
+from tests.unit.test_tune_check import product
+
+def tell():
+    while worker._process is None:
+        time.sleep(0.01)
+    print(worker._process.pid, flush=True)
+
+cpu = devices.get("cpu")
+import planted_kernels
+kernel = next(k for k in registered("cpu", "matmul") if k.id.endswith(".hang"))
+with Worker(cpu, find, timeout_s=3600) as worker:
+    threading.Thread(target=tell).start()
+    list(worker.measure(product(), [(kernel, ())]))
+"""
+
+
+def test_a_worker_ends_with_its_parent(planted, tmp_path):
+    """Though it hangs in a candidate, and the parent is killed and can end nobody."""
+    path = os.pathsep.join([str(tmp_path), *map(os.path.abspath, sys.path)])
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as parent:
+        worker = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(1.0)
+        assert worker.is_running()
+        parent.kill()
+    for _ in range(200):
+        if not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.1)
+    worker.kill()
+    pytest.fail("the worker goes on without its parent")
 
 
 def test_limits_and_budget_in_this_process(planted):

@@ -345,6 +345,7 @@ def main(path: str) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a candidate prints must not come between the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     with open(path, "r+b") as file:
         shared = mmap.mmap(file.fileno(), _MARK.size)
     marks = 0
@@ -365,6 +366,13 @@ def main(path: str) -> None:
             return
         mark(_NOBODY)
         _serve(request, mark, say)
+
+
+def _follow(parent: int) -> None:
+    """End with the parent, also in the midst of a candidate that would never return."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _serve(request: Any, mark: Callable[[int], None], say: Callable[..., None]) -> None:
@@ -392,7 +400,7 @@ def _serve(request: Any, mark: Callable[[int], None], say: Callable[..., None]) 
             say("renew", _NOBODY)
             os._exit(0)
 
-    # Where the parent is killed nobody ends a candidate that hangs, perhaps with the interpreter's lock held: a thread in C does.
+    # A candidate that hangs with the interpreter's lock held lets no thread of Python's run, should the parent be killed: one of C's ends it.
     faulthandler.dump_traceback_later(len(candidates) * timeout_s + MATERIAL_S, exit=True)
     try:
         trials(
