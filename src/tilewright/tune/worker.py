@@ -67,7 +67,6 @@ def trials(
     material: Material,
     *,
     budget_s: float = 0.25,
-    incumbent: Candidate | None = None,
     cold: bool = False,
     workspace: int | None = None,
     timer: Timer | None = None,
@@ -78,10 +77,11 @@ def trials(
     right: Callable[[int], None] | None = None,
 ) -> tuple[list[Trial], dict[int, Launch]]:
     """Check every candidate, then time those that are right against each other. One Trial for each, in their order, and the
-    launches of those that are right, by their number.
+    launches of those that are right, by their number. `bench.rank` orders the trials.
 
-    budget_s: seconds for all of it, at most one launch more; the candidates it does not reach are "skipped". A quarter of
-    it is kept for timing, unless a single check takes longer. incumbent, cold, timer, clock: see `bench`.
+    budget_s: seconds for all of it (`material` is there already), and at most a check or a launch more; candidates that it
+    does not reach are "skipped". A quarter of
+    it is kept for timing, unless a single check takes longer. cold, timer, clock: see `bench`.
     workspace: bytes of temporary memory a candidate may need (None: any). checked: those known to be right.
     mark(number): that candidate is about to run. right(number): it passed the check. done(number, trial): its trial is final.
     """
@@ -135,7 +135,7 @@ def trials(
     rest = budget_s - (clock() - began)
     rivals: dict[int, Launch] = {}
     for i in sorted(launches, key=lambda i: known.get(i, 0.0)):
-        if known.get(i, 0.0) > max(HOPELESS * shortest, 0.1 * rest):
+        if known.get(i, 0.0) > max(HOPELESS * shortest, 0.25 * rest):
             finish(i, "ok", timing=Timing(samples=[known[i]], dropped=True))
         else:
             rivals[i] = launches[i]
@@ -148,7 +148,7 @@ def trials(
             timing = Timing(samples=[known[i]])
         finish(i, timing.status, timing.reason, timing)
 
-    kept = next((i for i, c in enumerate(candidates) if c == incumbent), None)
+    comparable = timer is None and not cold  # with the launches of the checks, by the host's clock and with warm caches
     bench(
         rivals,
         outputs,
@@ -156,8 +156,7 @@ def trials(
         timer=HostTimer(clock, device.synchronize) if timer is None else timer,
         budget_s=rest,
         cold=cold,
-        incumbent=kept,
-        known=known,
+        known=known if comparable else None,
         before=mark,
         finished=timed,
     )
@@ -194,7 +193,6 @@ class Worker:
         candidates: Sequence[Candidate],
         *,
         budget_s: float = 1.0,
-        incumbent: Candidate | None = None,
         cold: bool = False,
         workspace: int | None = None,
         seed: int = 0,
@@ -206,12 +204,11 @@ class Worker:
         """
         left = dict(enumerate(candidates))
         right: set[int] = set()
-        kept = next((i for i, c in enumerate(candidates) if c == incumbent), None)
         alone = 0  # processes lost while no candidate ran
         whole = False
         try:
             while left:
-                named = [(i, k.id, type(k).__module__, config, i in right, i == kept) for i, (k, config) in left.items()]
+                named = [(i, k.id, type(k).__module__, config, i in right) for i, (k, config) in left.items()]
                 options = {"budget_s": budget_s, "cold": cold, "workspace": workspace}
                 self._send((problem, self.device.name, self.find, named, options, seed, self.timeout_s))
                 kind, number, value = self._next()
@@ -270,7 +267,7 @@ class Worker:
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path)
         code = f"from tilewright.tune.worker import main; main({self._path!r})"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -379,15 +376,17 @@ def _serve(request: Any, mark: Callable[[int], None], say: Callable[..., None]) 
     problem, name, find, named, options, seed, timeout_s = request
     device = devices.get(name)
     candidates: list[Candidate] = []
-    numbers = []
-    for number, kernel_id, module, config, _, _ in named:
+    checked: list[Candidate] = []
+    numbers: list[int] = []
+    for number, kernel_id, module, config, known in named:
         kernel = _kernel(device, problem.op, kernel_id, module)
         if kernel is None:
             say("trial", number, Trial(kernel_id, config, "failed", f"kernel {kernel_id} is not registered by module {module}"))
         else:
             candidates.append((kernel, config))
             numbers.append(number)
-    flags = {number: (known, kept) for number, _, _, _, known, kept in named}
+            if known:
+                checked.append((kernel, config))
     try:
         material = Material(find(problem.op), problem, seed)
     except KernelError as error:
@@ -408,8 +407,7 @@ def _serve(request: Any, mark: Callable[[int], None], say: Callable[..., None]) 
             device,
             candidates,
             material,
-            incumbent=next((c for c, n in zip(candidates, numbers, strict=True) if flags[n][1]), None),
-            checked=[c for c, n in zip(candidates, numbers, strict=True) if flags[n][0]],
+            checked=checked,
             mark=lambda i: mark(numbers[i]),
             right=lambda i: say("right", numbers[i]),
             done=done,
