@@ -16,6 +16,7 @@ import pytest
 from tilewright import devices
 from tilewright.devices import api
 from tilewright.devices.api import CHANNELS_LAST, Problem, registered, spec
+from tilewright.dtypes import uint8
 from tilewright.errors import KernelError
 from tilewright.ops._op import OPS, Arg, find, wide
 from tilewright.ops.conv2d import Conv2dAttrs, InputGradAttrs, WeightGradAttrs
@@ -289,13 +290,19 @@ def test_operands_keep_to_what_the_samples_say():
     big = spec((4, 32, 28, 28), "float32", CHANNELS_LAST)
     pool = PoolAttrs((3, 3), (2, 2), (1, 1, 1, 1))
     small = spec((4, 32, 14, 14), "float32", CHANNELS_LAST)
+    small_pool = PoolAttrs((2, 2), (2, 2), (1, 1, 1, 1))  # none of whose taps lies inside for every output
+    odd = spec((4, 32, 15, 15), "float32", CHANNELS_LAST)
+    wide_pool = PoolAttrs((4, 4), (2, 2), (1, 1, 1, 1))  # no sample has this window
     channels = spec((32,), "float32")
     for name, attrs, inputs in (
         ("cross_entropy", CrossEntropyAttrs(), (spec((64, 1000), "float32"), spec((64,), "int64"), None)),
         ("take", 0, (spec((500, 8), "float32"), spec((40,), "int64"))),
         ("take", 0, (spec((2, 8), "float32"), spec((40,), "int64"))),  # shorter than any sample's: only index 0 is left
         ("max_pool2d", pool, (big,)),
-        ("max_pool2d_grad", PoolGradAttrs(pool, (28, 28)), (small, small.like(dtype=devices.api.as_dtype("uint8")))),
+        ("max_pool2d_grad", PoolGradAttrs(pool, (28, 28)), (small, small.like(dtype=uint8))),
+        ("max_pool2d_grad", PoolGradAttrs(wide_pool, (28, 28)), (small, small.like(dtype=uint8))),
+        ("max_pool2d_grad", PoolGradAttrs(small_pool, (28, 28)), (odd, odd.like(dtype=uint8))),
+        ("max_pool2d_pick", wide_pool, (big, small.like(dtype=uint8))),
         ("batch_norm_train", MaskedAttrs(1e-5, "relu", CHANNELS_LAST), (big, channels, channels)),
         ("log", None, (big,)),
         ("greater", None, (big, big)),
@@ -317,7 +324,7 @@ def test_operands_are_the_seeds_and_large_ones_repeat_a_stretch():
 
 def test_an_op_without_fitting_operands_says_so():
     class Op:
-        name, terms, reference_at = "picky", None, None
+        name, terms, reference_at, operands = "picky", None, None, None
         samples = staticmethod(lambda: [type("Sample", (), {"inputs": (Arg((2,)),), "attrs": None})])
 
         @staticmethod

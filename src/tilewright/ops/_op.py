@@ -94,6 +94,8 @@ class Op:
     reference_at(attrs, inputs, output, positions) -> the reference at some elements of output number `output` only, in
         float64 (integers in their own type): `positions` is (P, ndim), the result (P,). For ops whose whole reference
         would take far longer than a kernel does, so that a kernel can be checked on a problem of any size.
+    operands(attrs, *specs) -> arrays by number of input, for those inputs of a problem that cannot be drawn at random as
+        the most similar sample draws its own.
     inplace: output index -> input index that it may overwrite (optimizer updates).
     """
 
@@ -106,6 +108,7 @@ class Op:
     flops: Callable[..., float] | None = None
     terms: Callable[..., int] | None = None
     reference_at: Callable[..., np.ndarray] | None = None
+    operands: Callable[..., dict[int, np.ndarray]] | None = None
     saves: tuple[int, ...] | None = None
     saves_outputs: bool = False
     inplace: dict[int, int] = field(default_factory=dict)

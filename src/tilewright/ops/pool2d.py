@@ -228,6 +228,16 @@ def _taps(a: PoolAttrs, g: Arg) -> Arg:
     return Arg(g.shape, "uint8", g.layout, fill="int", low=middle, high=middle + 1)
 
 
+def _taps_inside(a: PoolAttrs, shape: tuple[int, ...], size: tuple[int, ...]) -> np.ndarray:
+    """For each output of that shape a tap that meets the input (not the padding), another one from output to output."""
+    taps = []
+    for axis, outputs in enumerate(shape[2:]):
+        met = np.arange(outputs)[:, None] * a.stride[axis] - a.padding[axis] + np.arange(a.kernel[axis]) * a.dilation[axis]
+        inside = (met >= 0) & (met < size[axis])
+        taps.append(inside.argmax(1) + np.arange(outputs) % np.maximum(inside.sum(1), 1))
+    return np.broadcast_to(taps[0][:, None] * a.kernel[1] + taps[1], shape).astype(np.uint8)
+
+
 def _pick_samples() -> list[Sample]:
     out = []
     for s, a in _CASES:
@@ -263,6 +273,7 @@ MAX_GRAD = Op(
     _max_grad_reference,
     lambda node, v: (call(MAX_PICK, (v.to(layout=node.specs[1].layout), node.inputs[1]), node.attrs.pool), None),
     _grad_samples(False),
+    operands=lambda a, g, taps: {1: _taps_inside(a.pool, taps.shape, a.size)},
     saves=(1,),
 )
 MAX_PICK = Op(
@@ -271,6 +282,7 @@ MAX_PICK = Op(
     _pick_reference,
     lambda node, g: (call(MAX_GRAD, (g, node.inputs[1]), PoolGradAttrs(node.attrs, node.specs[0].shape[2:])), None),
     _pick_samples,
+    operands=lambda a, x, taps: {1: _taps_inside(a, taps.shape, x.shape[2:])},
     saves=(1,),
 )
 AVG_POOL = Op(

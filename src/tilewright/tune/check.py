@@ -55,15 +55,16 @@ class Expected(NamedTuple):
 class Material:
     """Random operands of a problem and what its outputs must be.
 
-    op: the problem's op (`samples`, `reference`, `reference_at` and `terms` are used). Operands are drawn as the op's
-    most similar sample draws its own: floats standard normal if that says nothing else, indices within its range. The
-    same seed gives the same data. Raises KernelError where the reference does not take what was drawn.
+    op: the problem's op (`samples`, `operands`, `reference`, `reference_at` and `terms` are used). Operands are those of
+    `op.operands`, else drawn as its most similar sample draws its own: floats standard normal if that says nothing else,
+    indices within its range. The same seed gives the same data. Raises KernelError where the reference does not take what was drawn.
     """
 
     def __init__(self, op: Any, problem: Problem, seed: int = 0) -> None:
         self.problem = problem
         self.terms: int = 1 if op.terms is None else op.terms(problem.attrs, *problem.inputs)
         args = _args(op, problem)
+        self._given = {} if op.operands is None else op.operands(problem.attrs, *problem.inputs)
         try:
             self._draw(args, seed)
             self.expected = self._reference(op, seed)
@@ -79,15 +80,18 @@ class Material:
         rng = np.random.default_rng(seed)
         self.blocks: list[np.ndarray | None] = []  # each operand's bytes between its guards
         self.values: list[np.ndarray | None] = []  # the same memory as the operand's array
-        for arg, s in zip(args, self.problem.inputs, strict=True):
+        for i, (arg, s) in enumerate(zip(args, self.problem.inputs, strict=True)):
             if s is None:
                 self.blocks.append(None)
                 self.values.append(None)
                 continue
-            fill = "normal" if arg.fill == "distinct" and s.dtype.itemsize < 4 else arg.fill  # half types cannot count so far
-            drawn = replace(arg, shape=(min(s.size, STRETCH),), dtype=s.dtype.name, layout="contiguous", fill=fill).array(rng)
             block = _block(s.nbytes, AROUND_INPUT)
-            _inside(block, s.nbytes).view(s.dtype.np)[...] = np.resize(drawn, s.size)
+            if i in self._given:
+                _array(block, s)[...] = self._given[i]
+            else:
+                fill = "normal" if arg.fill == "distinct" and s.dtype.itemsize < 4 else arg.fill  # half types cannot count so far
+                drawn = replace(arg, shape=(min(s.size, STRETCH),), dtype=s.dtype.name, layout="contiguous", fill=fill).array(rng)
+                _inside(block, s.nbytes).view(s.dtype.np)[...] = np.resize(drawn, s.size)
             self.blocks.append(block)
             self.values.append(_array(block, s))
 
