@@ -11,6 +11,7 @@ import pytest
 from tests.contract import _contract
 from tilewright import devices
 from tilewright.devices.api import CHANNELS_LAST, CONTIGUOUS, Problem, registered
+from tilewright.devices.cpu.numpy import _blocks
 from tilewright.devices.cpu.numpy import conv2d as in_numpy
 from tilewright.devices.cpu.onednn import capi, conv2d_im2col, runtime
 from tilewright.ops._op import Arg, Sample
@@ -92,6 +93,15 @@ def test_pieces_of_any_size_make_the_same_result(kernel, bound, monkeypatch):
         for sample in samples(OPS[kernel.op], name):
             _contract.check_kernel(kernel, OPS[kernel.op], sample, CPU)
     conv2d_im2col._product.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if "onednn_im2col" in k.id or "col2im" in k.id], ids=lambda k: k.id)
+def test_cores_that_copy_together_make_the_same_result(kernel, monkeypatch):
+    monkeypatch.setattr(conv2d_im2col, "SHARED", 0)
+    monkeypatch.setattr(_blocks, "cores", lambda: 3)
+    for name in SHAPES:
+        for sample in samples(OPS[kernel.op], name):
+            _contract.check_kernel(kernel, OPS[kernel.op], sample, CPU)
 
 
 @pytest.mark.parametrize("name", ["1x1, odd channels", "1x1, stride and crop", "3x3 with stride 2", "8x8 with stride 4", "depthwise, 24 channels"])

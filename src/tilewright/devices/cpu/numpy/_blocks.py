@@ -67,10 +67,16 @@ def split(n: int, run: Callable[[int, int], None]) -> None:
 
     if n < PARALLEL or threads == 1:
         part(0, n)
-        return
+    else:
+        share(n, part)
+
+
+def share(n: int, run: Callable[[int, int], None]) -> None:
+    """run(start, stop) at once over one part of range(n) for each core."""
+    threads = max(1, min(cores(), n))
     bounds = [n * k // threads for k in range(threads + 1)]
-    jobs = [_workers().submit(part, a, b) for a, b in pairwise(bounds[1:])]
-    part(bounds[0], bounds[1])
+    jobs = [_workers().submit(run, a, b) for a, b in pairwise(bounds[1:])]
+    run(bounds[0], bounds[1])
     for job in jobs:
         job.result()
 

@@ -12,7 +12,8 @@ and where a stride makes them read few values of each cache line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewright.devices.api import CHANNELS_LAST, Config, Kernel, Launch, Problem, Spec, kernel
+from tilewright.devices.cpu.numpy._blocks import share
 from tilewright.devices.cpu.onednn import capi, runtime
 from tilewright.devices.cpu.onednn._common import Packer, add_epilogue, attempt, refuse
 from tilewright.devices.cpu.onednn._ways import Operand, bind, planned, thread_configs
@@ -39,6 +41,7 @@ from tilewright.devices.cpu.onednn.capi import (
 )
 
 PIECE = 16 << 20  # bytes of the matrix of windows held at once
+SHARED = 2 << 20  # bytes from which the cores copy together
 ITEM = 4  # bytes of a float32
 
 
@@ -98,7 +101,7 @@ def _geometry(c: Any, x: Spec, w: Spec, y: Spec) -> Geometry:
     return Geometry(c, (n, h, wd, ch), w.shape[2:], (n, oh, ow, f))  # type: ignore[arg-type]
 
 
-def _array(buffer: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _array(buffer: Any, shape: Sequence[int]) -> np.ndarray:
     return np.ndarray(shape, np.float32, buffer.raw)
 
 
@@ -147,12 +150,13 @@ class _Im2col(Kernel):
     rank = 40
     tolerance = 4.0
 
+    @abstractmethod
     def geometry(self, problem: Problem) -> Geometry:
-        raise NotImplementedError
+        """The convolution that this problem is, or is a gradient of."""
 
+    @abstractmethod
     def product(self, problem: Problem, places: int) -> PrimitiveDesc:
-        """The descriptor of a piece's product; under `planned`."""
-        raise NotImplementedError
+        """A new descriptor of the product of a piece of so many places."""
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
         reasons = refuse(problem)
@@ -201,26 +205,34 @@ def _product(kernel: _Im2col, problem: Problem, places: int, threads: int) -> Pr
     return kernel.product(problem, places)
 
 
-def _columns(g: Geometry, pool: Any) -> Any:
+def _sharer(config: Config, nbytes: int) -> Callable[[int, Callable[[int, int], None]], None]:
+    """How to copy images: by all cores where a piece is large, unless the config wants one thread."""
+    return share if nbytes >= SHARED and "threads" not in dict(config) else lambda n, run: run(0, n)
+
+
+def _columns(g: Geometry, config: Config, pool: Any) -> Any:
     """A generator over the pieces of an input: places, place of the first, and the address of the matrix of windows."""
     images, rows = g.piece
     zeros = g.zeros if any(g.zeros) else None
     take, c, (hp, wp), (kh, kw), ow = pool.take, g.x[3], g.padded, g.kernel, g.y[2]
     nbytes, padded_bytes = images * rows * ow * g.depth * ITEM, images * hp * wp * c * ITEM
-    pieces = [(i, r, g.places(i, r), g.first(i, r)) for i, r in g.pieces()]
+    pieces, copy = [(i, r, g.places(i, r), g.first(i, r)) for i, r in g.pieces()], _sharer(config, nbytes)
 
     def columns(buffer: Any) -> Iterator[tuple[int, int, int]]:
         x = _array(buffer, g.x)
         matrix, padded = take(nbytes), take(padded_bytes) if zeros else None
         last = None
-        source = x
         for i, r, places, first in pieces:
-            if i != last:
-                last, source = i, x[i]
-                if padded is not None:
-                    source = _array(padded, (i.stop - i.start, hp, wp, c))
-                    _pad(x[i], zeros, source)
-            _gather(g, source, r, _array(matrix, (i.stop - i.start, r.stop - r.start, ow, kh, kw, c)))
+            part, fresh, last = x[i], i != last, i
+            source = part if padded is None else _array(padded, (len(part), hp, wp, c))
+            out = _array(matrix, (len(part), r.stop - r.start, ow, kh, kw, c))
+
+            def lay(a: int, b: int, part: Any = part, source: Any = source, out: Any = out, r: slice = r, fresh: bool = fresh) -> None:
+                if fresh and padded is not None:
+                    _pad(part[a:b], zeros, source[a:b])
+                _gather(g, source[a:b], r, out[a:b])
+
+            copy(len(part), lay)
             yield places, first, matrix.ptr
 
     return columns
@@ -264,7 +276,7 @@ class Conv2dIm2col(_Im2col):
 
         runs = self.runs(problem, config, device, operands)
         packs = {p: Packer(MemoryDesc((g.depth, g.y[3]), "f32", (1, g.depth)), self.pd(problem, config, p).weights_md(), device.pool) for p in runs}
-        columns, step = _columns(g, device.pool), g.y[3] * ITEM
+        columns, step = _columns(g, config, device.pool), g.y[3] * ITEM
 
         def launch(inputs: Any, outputs: Any) -> None:
             for places, first, matrix in columns(inputs[0]):
@@ -303,13 +315,15 @@ class Conv2dInputGradCol2im(_Im2col):
         packs = {p: Packer(MemoryDesc((g.y[3], g.depth)), self.pd(problem, config, p).weights_md(), device.pool) for p in runs}
         pieces = [(i, r, g.places(i, r), g.first(i, r) * g.y[3] * ITEM) for i, r in g.pieces()]
         take, nbytes, (kh, kw) = device.pool.take, max(runs) * g.depth * ITEM, g.kernel
+        add = _sharer(config, nbytes)
 
         def launch(inputs: Any, outputs: Any) -> None:
             matrix, dx = take(nbytes), _array(outputs[0], g.x)
             dx[...] = 0
             for i, r, places, first in pieces:
                 runs[places](inputs[0].ptr + first, packs[places](inputs[1]).ptr, matrix.ptr)
-                _scatter(g, _array(matrix, (i.stop - i.start, r.stop - r.start, g.y[2], kh, kw, g.x[3])), r, dx[i])
+                columns, into = _array(matrix, (i.stop - i.start, r.stop - r.start, g.y[2], kh, kw, g.x[3])), dx[i]
+                add(len(into), lambda a, b, columns=columns, into=into, r=r: _scatter(g, columns[a:b], r, into[a:b]))
 
         return launch
 
@@ -343,7 +357,7 @@ class Conv2dWeightGradIm2col(_Im2col):
             return [*out, Operand(ARG_DIFF_BIAS, pd.diff_weights_md(1))] if bias else out
 
         runs = self.runs(problem, config, device, operands)
-        columns, step, take, sizes = _columns(g, device.pool), g.y[3] * ITEM, device.pool.take, [s.nbytes for s in problem.outputs]
+        columns, step, take, sizes = _columns(g, config, device.pool), g.y[3] * ITEM, device.pool.take, [s.nbytes for s in problem.outputs]
         several = len(list(g.pieces())) > 1
 
         def launch(inputs: Any, outputs: Any) -> None:
