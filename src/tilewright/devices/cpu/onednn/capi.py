@@ -12,7 +12,6 @@ Source: oneDNN 3.x developer guide, "Basic concepts" and the C API reference (on
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import ctypes.util
 import os
@@ -20,7 +19,7 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -362,8 +361,10 @@ def load() -> Lib:
         except OneDNNUnavailable as error:
             _failure = (asked, error.reason)
             raise
-        # Its default is 1024 primitives, each with its machine code; our own cache is the one that counts.
-        lib.c.set_primitive_cache_capacity(_CACHED)  # plans keep their own
+        # Plans keep their own primitives, so oneDNN's cache is off. It is also a trap: 3.2 finds an entry by the problem
+        # alone, so `next_impl` would stay at an implementation that was used; and a descriptor that comes out of it points
+        # into one that is gone, which crashes where its primitive was evicted before another is made of it.
+        lib.c.set_primitive_cache_capacity(0)
         _lib = lib
         return lib
 
@@ -387,25 +388,6 @@ def check(status: int, call: str) -> None:
 def set_verbose(level: int) -> None:
     """oneDNN's own log on standard output: 0 off, 1 executions, 2 also creations."""
     check(load().c.set_verbose(level), f"set_verbose({level})")
-
-
-_CACHED = 32  # primitives in oneDNN's own cache
-
-
-@contextlib.contextmanager
-def uncached() -> Iterator[None]:
-    """Nothing enters or leaves oneDNN's own cache of primitives inside the block.
-
-    Version 3.2 finds a cached primitive by the problem alone: with it, the second implementation of a problem that
-    `next_impl` reaches would run the first one's code.
-    """
-    lib = load()
-    with create_lock:
-        lib.c.set_primitive_cache_capacity(0)
-        try:
-            yield
-        finally:
-            lib.c.set_primitive_cache_capacity(_CACHED)
 
 
 # Creating primitives takes oneDNN's global locks and reads the calling thread's OpenMP settings: the runtime

@@ -8,7 +8,6 @@ out), and one thread for small problems.
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import lru_cache
@@ -84,14 +83,11 @@ def _hint(c: Any, x: Spec, w: Spec, y: Spec, blocked: bool, threads: int) -> Pri
 @lru_cache(maxsize=32)
 def _described(kernel: Convolution, problem: Problem, implementation: str | None, blocked: bool, threads: int) -> PrimitiveDesc:
     with runtime.denormals_kept():
-        if implementation is None:
-            return kernel.describe(problem, blocked)
-        with capi.uncached():
-            pd = kernel.describe(problem, blocked)
-            while pd.impl != implementation:
-                if not pd.next_impl():
-                    raise Unusable(f"this oneDNN has no implementation {implementation} of {problem}")
-            return pd
+        pd = kernel.describe(problem, blocked)
+        while implementation is not None and pd.impl != implementation:
+            if not pd.next_impl():
+                raise Unusable(f"this oneDNN has no implementation {implementation} of {problem}")
+        return pd
 
 
 @lru_cache(maxsize=64)
@@ -100,7 +96,7 @@ def _implementations(kernel: Convolution, problem: Problem, threads: int) -> tup
     never the fastest on any shape measured."""
     names: list[str] = []
     narrow = ("ref",)
-    with runtime.denormals_kept(), capi.uncached():
+    with runtime.denormals_kept():
         pd = kernel.describe(problem, False)
         more = True
         while more:
@@ -181,8 +177,7 @@ class Convolution(Kernel):
 
     def run(self, problem: Problem, config: Config, device: Any) -> Any:
         pd = self._pd(problem, config)
-        other = "implementation" in dict(config)
-        with runtime.denormals_kept(), planned(config), capi.uncached() if other else contextlib.nullcontext():
+        with runtime.denormals_kept(), planned(config):
             return bind(pd, self.operands(problem, pd), device.pool)
 
 
