@@ -272,6 +272,10 @@ class Device(ABC):
     def synchronize(self) -> None:  # noqa: B027  (a synchronous device has nothing to wait for)
         """Return once all work handed to the device is done."""
 
+    def identity(self) -> tuple[str, str, str, int]:
+        """What a measured time depends on: (the device itself, its driver, the libraries its kernels use, threads)."""
+        return self.name, "", "", 1
+
     def describe(self) -> dict[str, Any]:
         """Facts for `tilewright devices`."""
         return {"name": self.name, "kind": self.kind}

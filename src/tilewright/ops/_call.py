@@ -12,12 +12,12 @@ import numpy as np
 
 from tilewright import devices
 from tilewright.autograd import Node, mode
-from tilewright.devices.api import Config, Device, Kernel, Launch, Problem, Spec, spec
+from tilewright.devices.api import Config, Device, Kernel, Problem, Spec, spec
 from tilewright.dtypes import DType, promote, promote_scalar
 from tilewright.errors import ArgumentError, DeviceError, DTypeError, TilewrightError
 from tilewright.ops._op import Op
 from tilewright.tensor import Tensor, full, tensor
-from tilewright.tune.select import choose
+from tilewright.tune.select import Choice, choose
 
 _tensor_new = Tensor.__new__
 
@@ -25,17 +25,24 @@ _tensor_new = Tensor.__new__
 class Plan:
     """A problem with the kernel chosen for it, ready to launch."""
 
-    __slots__ = ("config", "kernel", "launch", "op", "out_specs", "problem", "single", "used")
+    __slots__ = ("choice", "launch", "op", "out_specs", "problem", "single", "used")
 
-    def __init__(self, op: Op, problem: Problem, kernel: Kernel, config: Config, launch: Launch) -> None:
+    def __init__(self, op: Op, problem: Problem, choice: Choice) -> None:
         self.op = op
         self.problem = problem
-        self.kernel = kernel
-        self.config = config
-        self.launch = launch
+        self.choice = choice
+        self.launch = choice.launch
         self.out_specs = problem.outputs
         self.single = len(problem.outputs) == 1
         self.used = True
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.choice.kernel
+
+    @property
+    def config(self) -> Config:
+        return self.choice.config
 
 
 def call(op: Op, inputs: tuple[Tensor | None, ...], attrs: Any = None, device: Device | None = None) -> Any:
@@ -107,8 +114,7 @@ def call_inplace(op: Op, inputs: tuple[Tensor | None, ...], attrs: Any = None) -
 def make_plan(op: Op, attrs: Any, specs: Any, device: Device) -> Plan:
     out_specs = op.outputs(attrs, *specs)
     problem = Problem(op.name, attrs, tuple(specs), out_specs)
-    kernel, config, launch = choose(problem, device)
-    return Plan(op, problem, kernel, config, launch)
+    return Plan(op, problem, choose(problem, device, op))
 
 
 # -- operands ----------------------------------------------------------------------------------------------------------

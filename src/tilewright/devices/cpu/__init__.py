@@ -199,6 +199,7 @@ class CpuDevice(Device):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.pool = Pool()
+        self._identity: tuple[str, str, str, int] | None = None
         self.allocate = self.pool.take
         # What evicted primitives leave is scattered over the heap, and glibc gives pages back only when asked.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
@@ -230,6 +231,19 @@ class CpuDevice(Device):
         if capi.available() is None:
             runtime.set_num_threads(count)
             self.plans.clear()  # a primitive is made for a number of threads
+            self._identity = None
+
+    def identity(self) -> tuple[str, str, str, int]:
+        if self._identity is None:
+            from tilewright.devices.cpu.numpy._blocks import cores
+            from tilewright.devices.cpu.onednn import capi, runtime
+
+            library, threads = f"NumPy {np.__version__}", cores()
+            if capi.available() is None:
+                library, threads = f"oneDNN {capi.load().version_string}, {library}", runtime.get_num_threads()
+            limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+            self._identity = (_model() + (f" as {limit}" if limit else ""), "", library, threads)
+        return self._identity
 
     def describe(self) -> dict[str, Any]:
         from tilewright.devices.cpu.onednn import capi
