@@ -18,17 +18,19 @@ from typing import Any, NamedTuple
 from tilewright.config import POLICIES, config
 from tilewright.devices.api import Config, Device, Kernel, Launch, Problem, Unusable
 from tilewright.errors import ArgumentError, KernelError
-from tilewright.tune.bench import HostTimer, bench, rank
-from tilewright.tune.check import Material, check, describe
+from tilewright.tune import worker
+from tilewright.tune.bench import rank
+from tilewright.tune.check import Material, describe
 from tilewright.tune.lock import Lock
 from tilewright.tune.store import Key, Store, Trial, problem_text, source_hash
 
 Candidate = tuple[Kernel, Config]
 
-# Elements of all operands up to which a reference that must be computed whole fits the time allowed at first sight.
-WHOLE = 1 << 20
+WHOLE = 1 << 20  # elements of all operands up to which a whole reference fits the time allowed at first sight
+SLOW = 1e8  # operations, or elements, beyond which generic kernels are not tried at first sight
+GENERIC = 100  # the rank from which a kernel is one that takes anything
+FULL_S = 5.0  # seconds a problem by the policy "full"
 FEW = 3  # samples below which a candidate is not believed to be faster
-FAR = 5.0  # times the leader's time seen while checking: not worth a closer look
 SAY_AFTER_S = 1.0  # measuring that takes longer than this in all is told of
 
 
@@ -133,7 +135,8 @@ def _stand_by(choice: Choice, rest: Iterator[tuple[Kernel, Config | None]], prob
         while True:
             if key is not None:
                 status = "over-limit" if isinstance(first, MemoryError) else "failed"
-                store().record(key, [_trial(choice.kernel, choice.config, status, reason=describe(first))])
+                k = choice.kernel
+                store().record(key, [Trial(k.id, choice.config, k.version, source_hash(k), status, reason=describe(first))])
             other = _next(rest, problem, device, {})
             if other is None:
                 raise first
@@ -195,15 +198,6 @@ def _stored(key: Key, problem: Problem, device: Device) -> list[Candidate]:
     return ranked(store().ranking(key, current(device.kernels(problem.op))) or _unkept.get(key, []), problem, device)
 
 
-def _trial(kernel: Kernel, settings: Config, status: str, timing: Any = None, reason: str = "") -> Trial:
-    median = spread = None
-    count = 0
-    if timing is not None:
-        median, count = timing.median, timing.count
-        spread = timing.spread if count > 1 else None
-    return Trial(kernel.id, settings, kernel.version, source_hash(kernel), status, median, spread, count, reason)
-
-
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 _measuring = threading.RLock()  # one at a time, or they would time each other
@@ -232,7 +226,7 @@ def _at_first_sight(key: Key, problem: Problem, device: Device, op: Any) -> list
             return []
         began = time.perf_counter()
         try:
-            trials = measure(problem, device, op, budget_s=None if full else min(config.tune_problem_s, left))
+            trials = measure(problem, device, op, budget_s=FULL_S if full else min(config.tune_problem_s, left))
         finally:
             _spent += time.perf_counter() - began
         _met += 1
@@ -243,68 +237,43 @@ def _at_first_sight(key: Key, problem: Problem, device: Device, op: Any) -> list
         return ranked(trials, problem, device)
 
 
-def measure(problem: Problem, device: Device, op: Any, *, budget_s: float | None = None, cold: bool = False) -> list[Trial]:
-    """Check and time every candidate for a problem, in rank order: a trial for each that had its turn.
+def measure(problem: Problem, device: Device, op: Any, *, budget_s: float) -> list[Trial]:
+    """Check and time the candidates for a problem in this process, within so many seconds: a trial for each that had its turn.
 
-    budget_s: seconds for all of it, making the operands and the reference included (None: as long as it takes, at most
-    five seconds of timing). A problem with one candidate, or whose reference would not fit the budget, has no trials.
+    Left to `tilewright tune`, which takes its time: an op whose reference must be computed whole on large operands, and
+    generic kernels, those far down in rank, for work that they take too long over.
     """
-    clock = time.perf_counter
-    began = clock()
     candidates = _candidates(problem, device)
+    size = sum([s.size for s in (*problem.inputs, *problem.outputs) if s is not None])
+    if op.reference_at is None and size > WHOLE:
+        return []
+    if max(op.cost(problem.attrs, *problem.inputs).flops, size) > SLOW:
+        candidates = [c for i, c in enumerate(candidates) if not i or c[0].rank < GENERIC]
     if len(candidates) < 2:
         return []
-    if budget_s is not None and op.reference_at is None:
-        if sum([s.size for s in (*problem.inputs, *problem.outputs) if s is not None]) > WHOLE:
-            return []
     try:
         material = Material(op, problem)
     except (KernelError, MemoryError):
         return []
-    trials: dict[tuple[str, Config], Trial] = {}
-    launches: dict[Candidate, Launch] = {}
-    seen: dict[Candidate, float] = {}
-    for kernel, settings in candidates:
-        if budget_s is not None and launches:
-            # What may be a launch of this one: generic kernels, those far down in rank, are many times slower where a problem is large.
-            expected = min(seen.values()) * (20 if kernel.rank >= 100 else 3)
-            if clock() - began + expected > budget_s / 2:
-                continue
-        try:
-            launch = kernel.prepare(problem, settings, device)
-        except Exception as error:
-            trials[kernel.id, settings] = _trial(
-                kernel, settings, "over-limit" if isinstance(error, MemoryError) else "failed", reason=describe(error)
-            )
-            continue
-        found = check(problem, device, kernel, settings, launch, material, patience_s=0.05 if budget_s is not None else 1.0)
-        if found.status == "ok":
-            launches[kernel, settings] = launch
-            seen[kernel, settings] = found.seconds or 0.0
-        else:
-            trials[kernel.id, settings] = _trial(kernel, settings, found.status, reason=found.reason)
-    # What checking saw is a time too, if a rough one: enough to leave out whoever is far behind, or all there is.
-    leader = min(seen.values(), default=0.0)
-    left = 5.0 if budget_s is None else budget_s - (clock() - began)
-    for candidate, seconds in seen.items():
-        trials[candidate[0].id, candidate[1]] = _trial(*candidate, "ok", _Timed("ok", seconds, None, 1))
-    rivals = {c: run for c, run in launches.items() if seen[c] <= FAR * leader}
-    if len(rivals) > 1 and left > 0:
-        result = bench(
-            rivals,
-            lambda: (material.on(device), [device.allocate(s.nbytes) for s in problem.outputs]),
-            timer=HostTimer(clock, device.synchronize),
-            budget_s=left,
-            cold=cold,
-            incumbent=next(iter(rivals)),
-            known=seen,
-        )
-        for (kernel, settings), timing in result.timings.items():
-            if timing.status == "ok" and timing.count:
-                trials[kernel.id, settings] = _trial(kernel, settings, "ok", timing)
-            elif timing.status == "failed":
-                trials[kernel.id, settings] = _trial(kernel, settings, "failed", reason=timing.reason)
-    return list(trials.values())
+    found, _ = worker.trials(problem, device, candidates, material, budget_s=budget_s, incumbent=candidates[0])
+    return kept(found, candidates)
+
+
+def measure_apart(problem: Problem, device: Device, by: worker.Worker, *, budget_s: float, cold: bool = False) -> list[Trial]:
+    """As `measure`, of every candidate, in a worker process that may hang or crash. Raises KernelError where there are no operands."""
+    candidates = _candidates(problem, device)
+    found = list(by.measure(problem, candidates, budget_s=budget_s, incumbent=candidates[0] if candidates else None, cold=cold))
+    return kept(found, candidates)
+
+
+def kept(found: Iterable[worker.Trial], candidates: Iterable[Candidate]) -> list[Trial]:
+    """What is worth keeping of a worker's trials: all but those that had no turn."""
+    kernels = {k.id: k for k, _ in candidates}
+    return [
+        Trial(t.kernel, t.config, kernels[t.kernel].version, source_hash(kernels[t.kernel]), t.status, t.median, t.spread, t.count, t.reason)
+        for t in found
+        if t.status != "skipped" and not (t.status == "ok" and t.median is None)
+    ]
 
 
 # -- lock files --------------------------------------------------------------------------------------------------------
