@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
+
+# Before the library reads them: tests measure nothing unasked, and leave the user's store alone.
+os.environ.setdefault("TILEWRIGHT_TUNE", "off")
+os.environ["TILEWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="tilewright-tests-")
 
 from tilewright import devices
 from tilewright.devices.cpu.onednn import capi

@@ -189,7 +189,9 @@ def ranked(trials: Iterable[Trial], problem: Problem, device: Device) -> list[Ca
         return []
     incumbent = (first, next(iter(kernels[first].configs(problem, device)), ()))
     sure = {c: t for c, t in timings.items() if t.count >= FEW}
-    order = rank(sure, incumbent) if incumbent in sure or incumbent not in timings else [incumbent]
+    if incumbent in timings and incumbent not in sure:  # then only who is far ahead of it is believed
+        sure = {c: t for c, t in sure.items() if 2 * t.median < timings[incumbent].median} | {incumbent: timings[incumbent]}
+    order = rank(sure, incumbent)
     order += sorted([c for c in timings if c not in order], key=lambda c: timings[c].median)
     return [(kernels[k], c) for k, c in order]
 
