@@ -239,9 +239,10 @@ def test_policy_is_restored_and_checked():
 
 @pytest.mark.parametrize("value", ["-1", "many"])
 def test_settings_are_checked(value, monkeypatch):
-    monkeypatch.setenv("TILEWRIGHT_PLANS", value)
-    with pytest.raises(ArgumentError, match=f"TILEWRIGHT_PLANS={value}"):
-        settings._number("TILEWRIGHT_PLANS", 400, 4)
-    monkeypatch.setenv("TILEWRIGHT_TUNE", value)
-    with pytest.raises(ArgumentError, match=f"TILEWRIGHT_TUNE={value}"):
-        settings._policy()
+    for read, name in ((settings._count, "TILEWRIGHT_PLANS"), (settings._policy, "TILEWRIGHT_TUNE")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ArgumentError, match=f"{name}='{value}'"):
+            read(*((name, 4) if read is settings._count else (name,)))
+    monkeypatch.setenv("TILEWRIGHT_TUNE_PROBLEM_S", value)
+    with pytest.raises(ArgumentError, match="seconds"):
+        settings._seconds("TILEWRIGHT_TUNE_PROBLEM_S", 0.25)
