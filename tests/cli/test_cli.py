@@ -132,3 +132,44 @@ def test_ctrl_c_saves_and_says_so(tmp_path, pictures):
     assert "interrupted in epoch" in told
     assert "the run is saved in run.ckpt, go on with --resume" in told
     assert "Traceback" not in told
+
+
+SHAPES = """name,N,C,H,W,F,kh,kw,stride_h,stride_w,pad_top,pad_left,pad_bottom,pad_right,dil_h,dil_w,groups
+a,1,8,10,10,16,3,3,1,1,1,1,1,1,1,1,1
+b,1,16,10,10,16,3,3,2,1,1,0,1,2,1,1,16
+"""
+
+
+def test_tune_and_explain(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TILEWRIGHT_TUNE", "auto")
+    (tmp_path / "shapes.csv").write_text(SHAPES)
+    common = ("--seconds", "0.05", "--json")
+    report = json.loads(run("tune", "shapes.csv", "--lock", "l.json", *common, cwd=tmp_path).stdout)
+    assert report["problems"] == 6  # two shapes, three directions
+    assert report["measured"] == report["locked"] == report["problems"]
+    again = json.loads(run("tune", "shapes.csv", *common, cwd=tmp_path).stdout)
+    assert again["measured"] == 0
+    assert again["known"] == report["problems"]
+    status = json.loads(run("tune", "status", "--json", cwd=tmp_path).stdout)
+    assert status["problems"] == report["problems"]
+    assert status["trials"]["ok"] > report["problems"]
+    assert sum(status["trials"][s] for s in ("wrong", "failed", "timeout")) == 0
+    entries = json.loads(run("explain", "shapes.csv", "--direction", "all", "--json", cwd=tmp_path).stdout)
+    assert len(entries) == report["problems"]
+    for entry in entries:
+        timed = [c["median_s"] for c in entry["candidates"] if c["status"] == "ok"]
+        assert entry["chosen"]["median_s"] <= min(timed) * 1.5
+        assert all(c["reasons"] for c in entry["candidates"] if c["status"] == "rejected")
+    monkeypatch.setenv("TILEWRIGHT_LOCK", "l.json")
+    pinned = json.loads(run("explain", "shapes.csv", "--json", cwd=tmp_path).stdout)
+    assert pinned[0]["chosen"]
+    (tmp_path / "more.csv").write_text(SHAPES.replace("10,10,16", "11,11,16"))
+    assert "l.json: pins no kernel for conv2d" in run("explain", "more.csv", cwd=tmp_path, code=2).stderr
+    monkeypatch.delenv("TILEWRIGHT_LOCK")
+    count = json.loads(run("tune", "export", "all.jsonl", "--json", cwd=tmp_path).stdout)["trials"]
+    assert json.loads(run("tune", "import", "all.jsonl", "--json", cwd=tmp_path).stdout)["trials"] == count
+    assert json.loads(run("tune", "prune", "--json", cwd=tmp_path).stdout)["removed"] == 0
+    assert "name the file" in run("tune", "export", cwd=tmp_path, code=2).stderr
+    (tmp_path / "bad.csv").write_text("N,C\n1,2\n")
+    assert "bad.csv, line 2" in run("tune", "bad.csv", cwd=tmp_path, code=2).stderr

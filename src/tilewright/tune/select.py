@@ -58,19 +58,19 @@ def policy(name: str) -> Iterator[None]:
 def choose(problem: Problem, device: Device, op: Any = None) -> Choice:
     """The kernel for a problem. `op`: its Op, without which nothing is measured. Raises KernelError with every candidate's reason.
 
-    In order: the lock file's choice (TILEWRIGHT_LOCK); by policy the stored one ("cached", "auto", "full"), or one
+    In order: the lock file's choice (TILEWRIGHT_LOCK; not by the policy "off"); by policy the stored one ("cached", "auto", "full"), or one
     measured now ("auto": within a budget; "full": all there is); else the first in rank that takes the problem.
     """
-    if config.lock:
+    if config.lock and config.tune != "off":
         return _pinned(problem, device)
-    if config.tune == "off" or op is None:
+    if config.tune == "off":
         return _first(_by_rank(problem, device), problem, device)
     kernels = device.kernels(problem.op)
-    if len(kernels) < 2 and len(_candidates(problem, device)) < 2:
+    if len(kernels) < 2 and len(candidates(problem, device)) < 2:
         return _first(_by_rank(problem, device), problem, device)
     key = key_of(problem, device)
     order = _stored(key, problem, device)
-    if not order and config.tune != "cached":
+    if not order and config.tune != "cached" and op is not None:
         order = _at_first_sight(key, problem, device, op)
     return _first(chain(order, _by_rank(problem, device)), problem, device, key)
 
@@ -86,7 +86,8 @@ def reasons_against(kernel: Kernel, problem: Problem, device: Device) -> list[st
     return reasons
 
 
-def _candidates(problem: Problem, device: Device) -> list[Candidate]:
+def candidates(problem: Problem, device: Device) -> list[Candidate]:
+    """Every kernel that may be taken with every config it offers, in rank order."""
     return [(k, c) for k in device.kernels(problem.op) if not reasons_against(k, problem, device) for c in k.configs(problem, device)]
 
 
@@ -245,32 +246,39 @@ def measure(problem: Problem, device: Device, op: Any, *, budget_s: float) -> li
     Left to `tilewright tune`, which takes its time: an op whose reference must be computed whole on large operands, and
     generic kernels, those far down in rank, for work that they take too long over.
     """
-    candidates = _candidates(problem, device)
+    rivals = candidates(problem, device)
     size = sum([s.size for s in (*problem.inputs, *problem.outputs) if s is not None])
     if op.reference_at is None and size > WHOLE:
         return []
     if max(op.cost(problem.attrs, *problem.inputs).flops, size) > SLOW:
-        candidates = [c for i, c in enumerate(candidates) if not i or c[0].rank < GENERIC]
-    if len(candidates) < 2:
+        rivals = [c for i, c in enumerate(rivals) if not i or c[0].rank < GENERIC]
+    if len(rivals) < 2:
         return []
     try:
         material = Material(op, problem)
     except (KernelError, MemoryError):
         return []
-    found, _ = worker.trials(problem, device, candidates, material, budget_s=budget_s, incumbent=candidates[0])
-    return kept(found, candidates)
+    found, _ = worker.trials(problem, device, rivals, material, budget_s=budget_s, incumbent=rivals[0])
+    return kept(found, rivals)
 
 
 def measure_apart(problem: Problem, device: Device, by: worker.Worker, *, budget_s: float, cold: bool = False) -> list[Trial]:
     """As `measure`, of every candidate, in a worker process that may hang or crash. Raises KernelError where there are no operands."""
-    candidates = _candidates(problem, device)
-    found = list(by.measure(problem, candidates, budget_s=budget_s, incumbent=candidates[0] if candidates else None, cold=cold))
-    return kept(found, candidates)
+    rivals = candidates(problem, device)
+    found = list(by.measure(problem, rivals, budget_s=budget_s, incumbent=rivals[0] if rivals else None, cold=cold))
+    return kept(found, rivals)
 
 
-def kept(found: Iterable[worker.Trial], candidates: Iterable[Candidate]) -> list[Trial]:
+def is_known(problem: Problem, device: Device, rivals: list[Candidate]) -> bool:
+    """Is there a trial of each of these candidates, as they are now, and a closely timed one among them?"""
+    now = current(device.kernels(problem.op))
+    trials = {(t.kernel, t.config): t for t in store().trials(key_of(problem, device)) if now.get(t.kernel) == (t.version, t.source)}
+    return all((k.id, c) in trials for k, c in rivals) and any(t.count >= FEW or t.status != "ok" for t in trials.values())
+
+
+def kept(found: Iterable[worker.Trial], rivals: Iterable[Candidate]) -> list[Trial]:
     """What is worth keeping of a worker's trials: all but those that had no turn."""
-    kernels = {k.id: k for k, _ in candidates}
+    kernels = {k.id: k for k, _ in rivals}
     return [
         Trial(t.kernel, t.config, kernels[t.kernel].version, source_hash(kernels[t.kernel]), t.status, t.median, t.spread, t.count, t.reason)
         for t in found
@@ -291,7 +299,7 @@ def _pinned(problem: Problem, device: Device) -> Choice:
     text = problem_text(problem)
     pin = lock.get(text, device.kind)
     if pin is None:
-        if len(_candidates(problem, device)) > 1:
+        if len(candidates(problem, device)) > 1:
             raise KernelError(lock.missing(text, device.kind))
         return _first(_by_rank(problem, device), problem, device)
     kernel = next((k for k in device.kernels(problem.op) if k.id == pin.kernel), None)
