@@ -144,7 +144,7 @@ def test_tune_and_explain(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TILEWRIGHT_TUNE", "auto")
     (tmp_path / "shapes.csv").write_text(SHAPES)
-    common = ("--seconds", "0.05", "--json")
+    common = ("--seconds", "3", "--json")
     report = json.loads(run("tune", "shapes.csv", "--lock", "l.json", *common, cwd=tmp_path).stdout)
     assert report["problems"] == 6  # two shapes, three directions
     assert report["measured"] == report["locked"] == report["problems"]
@@ -168,7 +168,9 @@ def test_tune_and_explain(tmp_path, monkeypatch):
     assert "l.json: pins no kernel for conv2d" in run("explain", "more.csv", cwd=tmp_path, code=2).stderr
     monkeypatch.delenv("TILEWRIGHT_LOCK")
     count = json.loads(run("tune", "export", "all.jsonl", "--json", cwd=tmp_path).stdout)["trials"]
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "other"))
     assert json.loads(run("tune", "import", "all.jsonl", "--json", cwd=tmp_path).stdout)["trials"] == count
+    assert json.loads(run("tune", "shapes.csv", *common, cwd=tmp_path).stdout)["known"] == report["problems"]
     assert json.loads(run("tune", "prune", "--json", cwd=tmp_path).stdout)["removed"] == 0
     assert "name the file" in run("tune", "export", cwd=tmp_path, code=2).stderr
     (tmp_path / "bad.csv").write_text("N,C\n1,2\n")

@@ -1,1 +1,5 @@
-"""Which kernel solves a problem on a device."""
+"""Which kernel solves a problem: measured, checked, kept and explained."""
+
+from tilewright.tune.select import explain, policy
+
+__all__ = ["explain", "policy"]

@@ -26,7 +26,7 @@ from tilewright.tune.store import Key, Store, Trial, problem_text, source_hash
 
 Candidate = tuple[Kernel, Config]
 
-WHOLE = 1 << 20  # elements of all operands up to which a whole reference fits the time allowed at first sight
+WHOLE = 1 << 23  # elements of all operands up to which a whole reference fits the time allowed at first sight
 SLOW = 1e8  # operations, or elements, beyond which generic kernels are not tried at first sight
 GENERIC = 100  # the rank from which a kernel is one that takes anything
 FULL_S = 5.0  # seconds a problem by the policy "full"
@@ -246,6 +246,7 @@ def measure(problem: Problem, device: Device, op: Any, *, budget_s: float) -> li
     Left to `tilewright tune`, which takes its time: an op whose reference must be computed whole on large operands, and
     generic kernels, those far down in rank, for work that they take too long over.
     """
+    began = time.perf_counter()
     rivals = candidates(problem, device)
     size = sum([s.size for s in (*problem.inputs, *problem.outputs) if s is not None])
     if op.reference_at is None and size > WHOLE:
@@ -258,14 +259,17 @@ def measure(problem: Problem, device: Device, op: Any, *, budget_s: float) -> li
         material = Material(op, problem)
     except (KernelError, MemoryError):
         return []
-    found, _ = worker.trials(problem, device, rivals, material, budget_s=budget_s, incumbent=rivals[0])
+    left = budget_s - (time.perf_counter() - began)
+    if left <= 0:
+        return []
+    found, _ = worker.trials(problem, device, rivals, material, budget_s=left)
     return kept(found, rivals)
 
 
 def measure_apart(problem: Problem, device: Device, by: worker.Worker, *, budget_s: float, cold: bool = False) -> list[Trial]:
     """As `measure`, of every candidate, in a worker process that may hang or crash. Raises KernelError where there are no operands."""
     rivals = candidates(problem, device)
-    found = list(by.measure(problem, rivals, budget_s=budget_s, incumbent=rivals[0] if rivals else None, cold=cold))
+    found = list(by.measure(problem, rivals, budget_s=budget_s, cold=cold))
     return kept(found, rivals)
 
 
