@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-from typing import Any
 
 import numpy as np
 
@@ -24,14 +23,6 @@ def sizes(text: str) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise ArgumentError(f"--input {text!r} must be sizes joined by x, for example 1x3x224x224")
     return shape
-
-
-def find_op(name: str) -> Any:
-    """The Op of that name; a worker process imports this function."""
-    import tilewright  # noqa: F401  (registers them)
-    from tilewright.ops._op import OPS
-
-    return OPS[name]
 
 
 def of_target(target: str, shape: tuple[int, ...], direction: str, device: Device) -> list[Problem]:

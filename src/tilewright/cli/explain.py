@@ -17,14 +17,15 @@ def run(
 ) -> None:
     """For every problem of a model: the kernel chosen, its measured time, the runner-up's, and what was rejected and why."""
     from tilewright.cli._app import emit
-    from tilewright.cli._problems import find_op, of_target, sizes
+    from tilewright.cli._problems import of_target, sizes
     from tilewright.devices import get
+    from tilewright.ops._op import find
     from tilewright.tune import select
 
     place = get(device)
     report: list[dict[str, Any]] = []
     for problem in of_target(target, sizes(input), direction, place):
-        select.choose(problem, place, find_op(problem.op))  # measures it where the policy says so
+        select.choose(problem, place, find(problem.op))  # measures it where the policy says so
         rows = select.explain(problem, place)
         usable = [r for r in rows if r["status"] in ("ok", "unmeasured")]
         chosen = usable[0] if usable else None

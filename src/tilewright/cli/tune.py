@@ -53,14 +53,14 @@ def run(
 
 
 def _tune(problems: list[Any], device: Any, budget: float, seconds: float, again: bool, cold: bool, quiet: bool) -> dict[str, Any]:
-    from tilewright.cli._problems import find_op
     from tilewright.errors import KernelError
+    from tilewright.ops._op import find
     from tilewright.tune import select
     from tilewright.tune.worker import Worker
 
     began = time.monotonic()
     counts = {"problems": len(problems), "one candidate": 0, "known": 0, "measured": 0, "not reached": 0, "without operands": 0}
-    with Worker(device, find_op) as by:
+    with Worker(device, find) as by:
         for number, problem in enumerate(problems, 1):
             rivals = select.candidates(problem, device)
             if len(rivals) < 2:
