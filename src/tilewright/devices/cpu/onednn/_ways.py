@@ -1,4 +1,4 @@
-"""How a primitive can be run other than plainly: on one thread, or on operands brought into layouts that it prefers."""
+"""How a primitive can be run other than plainly: on one thread, or with a result that is brought back to its own layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from tilewright.devices.cpu.onednn import capi, runtime
 from tilewright.devices.cpu.onednn._common import Reorder
 from tilewright.devices.cpu.onednn.capi import MemoryDesc, PrimitiveDesc
 
-ALONE = 1 << 22  # multiply-adds a thread from which waking the others always pays
+# Multiply-adds a thread from which waking the others pays. On an idle machine with two cores they pay sooner, but where
+# another process holds a core, waiting for each other costs threads a time slice: milliseconds in place of microseconds.
+ALONE = 1 << 20
 
 
 def thread_configs(work: float) -> list[tuple[tuple[str, int], ...]]:
@@ -25,42 +27,39 @@ def planned(config: Any) -> Any:
 
 
 class Operand(NamedTuple):
-    """An argument of a primitive: its index, how the primitive wants it and, where that may differ, how it lies."""
+    """An argument of a primitive: its index, how the primitive has it and, for a result, how it is to lie if otherwise."""
 
     arg: int
     wanted: MemoryDesc
     held: MemoryDesc | None = None
-    written: bool = False
+
+    @property
+    def moved(self) -> bool:
+        return self.held is not None and self.held != self.wanted
 
 
 def bind(pd: PrimitiveDesc, operands: Sequence[Operand], pool: Any) -> Callable[..., None]:
-    """A run on the addresses of operands as they lie, with reorders before and after where they must be moved."""
+    """A run on the addresses of operands as they lie, with a reorder afterwards for each result that must be moved."""
     run = runtime.bind(pd, [(o.arg, o.wanted) for o in operands]).run
-    moved = [(i, o) for i, o in enumerate(operands) if o.held is not None and o.held != o.wanted]
+    moved = [(i, o) for i, o in enumerate(operands) if o.moved]
     if moved:
-        run = _between_reorders(run, moved, pool)
+        run = _with_reorders(run, moved, pool)
     return run if pd.threads == runtime.all_threads() else _giving_back_threads(run)
 
 
-def _between_reorders(run: Callable[..., None], moved: list[tuple[int, Operand]], pool: Any) -> Callable[..., None]:
-    before = [(i, Reorder(o.held, o.wanted)) for i, o in moved if not o.written]  # type: ignore[arg-type]
-    after = [(i, Reorder(o.wanted, o.held), o.wanted.nbytes) for i, o in moved if o.written]  # type: ignore[arg-type]
+def _with_reorders(run: Callable[..., None], moved: list[tuple[int, Operand]], pool: Any) -> Callable[..., None]:
+    back = [(i, Reorder(o.wanted, o.held).run, o.wanted.nbytes) for i, o in moved]  # type: ignore[arg-type]
     take = pool.take
 
     def staged(*addresses: int) -> None:
         places, held = list(addresses), []
-        for i, into in before:
-            buffer = take(into.nbytes)
-            into.run(addresses[i], buffer.ptr)
-            held.append(buffer)
-            places[i] = buffer.ptr
-        for i, _, nbytes in after:
+        for i, _, nbytes in back:
             buffer = take(nbytes)
             held.append(buffer)
             places[i] = buffer.ptr
         run(*places)
-        for i, back, _ in after:
-            back.run(places[i], addresses[i])
+        for i, reorder, _ in back:
+            reorder(places[i], addresses[i])
 
     return staged
 

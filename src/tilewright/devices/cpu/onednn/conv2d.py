@@ -2,8 +2,8 @@
 
 The library picks the layout of the weights ("any"): they are packed once per version in forward and input gradient,
 and the weight gradient is brought back to ours. Its own choice of an implementation is the default config. The others are
-its further implementations, activations in the blocked layout that it would rather have (reordered on the way in and
-out), and one thread for small problems.
+its further implementations, and one thread for small problems. (Activations in the blocked layouts that some of these would
+rather have never paid for the reorders on the way in and out, on any shape measured.)
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ def _any(md: MemoryDesc) -> MemoryDesc:
     return MemoryDesc(md.dims, md.dtype, "any")
 
 
-def _activations(s: Spec, blocked: bool) -> MemoryDesc:
-    return _any(describe(s)) if blocked else describe(s)
-
-
 def _window(a: Any) -> dict[str, Any]:
     t, le, b, r = a.padding
     return {"stride": a.stride, "dilation": a.dilation, "padding_l": (t, le), "padding_r": (b, r)}
@@ -65,25 +61,24 @@ def _bias(spec: Spec) -> MemoryDesc:
     return MemoryDesc((spec.shape[1],), "f32" if spec.dtype.name == "float32" else "bf16", "a")
 
 
-def _forward(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool, blocked: bool) -> PrimitiveDesc:
+def _forward(a: Any, x: Spec, w: Spec, y: Spec, bias: bool, residual: bool) -> PrimitiveDesc:
     attr = Attr()
     if residual:
         attr.append_binary(BINARY["add"], describe(y))
     add_epilogue(attr, a.activation, a.alpha, a.beta)
     weights = _any(_weights(w, a.groups))
-    src, dst = _activations(x, blocked), _activations(y, blocked)
-    return capi.convolution_forward(FORWARD_TRAINING, _DIRECT, src, weights, _bias(y) if bias else None, dst, attr=attr, **_window(a))
+    return capi.convolution_forward(FORWARD_TRAINING, _DIRECT, describe(x), weights, _bias(y) if bias else None, describe(y), attr=attr, **_window(a))
 
 
 @lru_cache(maxsize=16)
-def _hint(c: Any, x: Spec, w: Spec, y: Spec, blocked: bool, threads: int) -> PrimitiveDesc:
-    return _forward(c, x, w, y, False, False, blocked)
+def _hint(c: Any, x: Spec, w: Spec, y: Spec, threads: int) -> PrimitiveDesc:
+    return _forward(c, x, w, y, False, False)
 
 
 @lru_cache(maxsize=32)
-def _described(kernel: Convolution, problem: Problem, implementation: str | None, blocked: bool, threads: int) -> PrimitiveDesc:
+def _described(kernel: Convolution, problem: Problem, implementation: str | None, threads: int) -> PrimitiveDesc:
     with runtime.denormals_kept():
-        pd = kernel.describe(problem, blocked)
+        pd = kernel.describe(problem)
         while implementation is not None and pd.impl != implementation:
             if not pd.next_impl():
                 raise Unusable(f"this oneDNN has no implementation {implementation} of {problem}")
@@ -97,7 +92,7 @@ def _implementations(kernel: Convolution, problem: Problem, threads: int) -> tup
     names: list[str] = []
     narrow = ("ref",)
     with runtime.denormals_kept():
-        pd = kernel.describe(problem, False)
+        pd = kernel.describe(problem)
         more = True
         while more:
             name = pd.impl
@@ -122,8 +117,8 @@ class Convolution(Kernel):
     tolerance = 4.0
 
     @abstractmethod
-    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
-        """A new descriptor; `blocked` leaves the layout of the activations to oneDNN."""
+    def describe(self, problem: Problem) -> PrimitiveDesc:
+        """A new descriptor."""
 
     @abstractmethod
     def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
@@ -137,9 +132,8 @@ class Convolution(Kernel):
         return []
 
     def _pd(self, problem: Problem, config: Config = ()) -> PrimitiveDesc:
-        asked = dict(config)
         with planned(config):
-            return _described(self, problem, asked.get("implementation"), asked.get("activations") == "blocked", runtime.get_num_threads())
+            return _described(self, problem, dict(config).get("implementation"), runtime.get_num_threads())
 
     def reject(self, problem: Problem, device: Any) -> list[str]:
         reasons = refuse(problem, ("float32", "bfloat16"))
@@ -156,23 +150,11 @@ class Convolution(Kernel):
                 yield threads
             for name in names[1:]:
                 yield (("implementation", name), *threads)
-        blocked: Config = (("activations", "blocked"),)
-        if self._blocks(problem, blocked):
-            yield blocked
-
-    def _blocks(self, problem: Problem, config: Config) -> bool:
-        """Does oneDNN prefer other activations than ours here?"""
-        if len(problem.inputs) == 4 and problem.inputs[3] is not None:
-            return False  # a post-op reads the residual in the output's layout
-        if attempt(lambda: self._pd(problem, config)):
-            return False
-        pd = self._pd(problem, config)
-        return not self.known_wrong(problem, pd.impl) and any(o.held is not None and o.held != o.wanted for o in self.operands(problem, pd))
 
     def workspace(self, problem: Problem, config: Config) -> int:
         pd = self._pd(problem, config)
         scratch = pd.scratchpad_md
-        moved = sum(o.wanted.nbytes for o in self.operands(problem, pd) if o.held is not None and o.held != o.wanted)
+        moved = sum(o.wanted.nbytes for o in self.operands(problem, pd) if o.moved)
         return moved + (scratch.nbytes if scratch is not None else 0)
 
     def run(self, problem: Problem, config: Config, device: Any) -> Any:
@@ -186,19 +168,18 @@ class Conv2d(Convolution):
     id = "cpu.conv2d.onednn"
     op = "conv2d"
 
-    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
+    def describe(self, problem: Problem) -> PrimitiveDesc:
         x, w, b, residual = problem.inputs
         assert x is not None and w is not None
-        return _forward(problem.attrs, x, w, problem.outputs[0], b is not None, residual is not None, blocked)
+        return _forward(problem.attrs, x, w, problem.outputs[0], b is not None, residual is not None)
 
     def work(self, problem: Problem) -> int:
         return _work(problem.outputs[0], problem.inputs[1])  # type: ignore[arg-type]
 
     def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
-        x, _, b, residual = problem.inputs
-        assert x is not None
-        out = [Operand(ARG_SRC, pd.src_md(), describe(x)), Operand(ARG_WEIGHTS, pd.weights_md())]
-        out.append(Operand(ARG_DST, pd.dst_md(), describe(problem.outputs[0]), written=True))
+        _, _, b, residual = problem.inputs
+        out = [Operand(ARG_SRC, pd.src_md()), Operand(ARG_WEIGHTS, pd.weights_md())]
+        out.append(Operand(ARG_DST, pd.dst_md()))
         if b is not None:
             out.append(Operand(ARG_BIAS, pd.weights_md(1)))
         if residual is not None:
@@ -230,24 +211,22 @@ class Conv2dInputGrad(Convolution):
     id = "cpu.conv2d_input_grad.onednn"
     op = "conv2d_input_grad"
 
-    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
+    def describe(self, problem: Problem) -> PrimitiveDesc:
         g, w = problem.inputs
         x, c = problem.outputs[0], problem.attrs.conv
         assert g is not None and w is not None
-        hint = _hint(c, x, w, g, blocked, runtime.get_num_threads())
+        hint = _hint(c, x, w, g, runtime.get_num_threads())
         weights = _any(_weights(w, c.groups))
-        return capi.convolution_backward_data(_DIRECT, _activations(x, blocked), weights, _activations(g, blocked), hint=hint, **_window(c))
+        return capi.convolution_backward_data(_DIRECT, describe(x), weights, describe(g), hint=hint, **_window(c))
 
     def work(self, problem: Problem) -> int:
         return _work(*problem.inputs)  # type: ignore[arg-type]
 
     def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
-        g = problem.inputs[0]
-        assert g is not None
         return [
-            Operand(ARG_DIFF_DST, pd.diff_dst_md(), describe(g)),
+            Operand(ARG_DIFF_DST, pd.diff_dst_md()),
             Operand(ARG_WEIGHTS, pd.weights_md()),
-            Operand(ARG_DIFF_SRC, pd.diff_src_md(), describe(problem.outputs[0]), written=True),
+            Operand(ARG_DIFF_SRC, pd.diff_src_md()),
         ]
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
@@ -268,13 +247,13 @@ class Conv2dWeightGrad(Convolution):
     id = "cpu.conv2d_weight_grad.onednn"
     op = "conv2d_weight_grad"
 
-    def describe(self, problem: Problem, blocked: bool) -> PrimitiveDesc:
+    def describe(self, problem: Problem) -> PrimitiveDesc:
         x, g = problem.inputs
         w, c = problem.outputs[0], problem.attrs.conv
         assert x is not None and g is not None
-        hint = _hint(c, x, w, g, blocked, runtime.get_num_threads())
+        hint = _hint(c, x, w, g, runtime.get_num_threads())
         weights, bias = _any(_weights(w, c.groups)), _bias(g) if problem.attrs.bias else None
-        return capi.convolution_backward_weights(_DIRECT, _activations(x, blocked), weights, bias, _activations(g, blocked), hint=hint, **_window(c))
+        return capi.convolution_backward_weights(_DIRECT, describe(x), weights, bias, describe(g), hint=hint, **_window(c))
 
     def known_wrong(self, problem: Problem, implementation: str) -> list[str]:
         x = problem.inputs[0]
@@ -286,11 +265,9 @@ class Conv2dWeightGrad(Convolution):
         return _work(problem.inputs[1], problem.outputs[0])  # type: ignore[arg-type]
 
     def operands(self, problem: Problem, pd: PrimitiveDesc) -> list[Operand]:
-        x, g = problem.inputs
         a = problem.attrs
-        assert x is not None and g is not None
-        out = [Operand(ARG_SRC, pd.src_md(), describe(x)), Operand(ARG_DIFF_DST, pd.diff_dst_md(), describe(g))]
-        out.append(Operand(ARG_DIFF_WEIGHTS, pd.diff_weights_md(), _weights(problem.outputs[0], a.conv.groups), written=True))
+        out = [Operand(ARG_SRC, pd.src_md()), Operand(ARG_DIFF_DST, pd.diff_dst_md())]
+        out.append(Operand(ARG_DIFF_WEIGHTS, pd.diff_weights_md(), _weights(problem.outputs[0], a.conv.groups)))
         if a.bias:
             out.append(Operand(ARG_DIFF_BIAS, pd.diff_weights_md(1)))
         return out
