@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.devices.cpu.numpy._base import numpy_kernel
+from tilewright.devices.cpu.numpy._blas import alone
 from tilewright.devices.cpu.numpy._epilogue import epilogue
 
 PIECE = 4 << 20  # bytes of the window matrix held at once: it is written and read again, best from a core's own cache
@@ -78,6 +79,7 @@ def _each(part: np.ndarray, times: int) -> np.ndarray:
 
 
 @numpy_kernel("conv2d", variant="im2col")
+@alone
 def _conv2d(a: Any, out: Any, x: Any, w: Any, b: Any, residual: Any) -> None:
     f, cg, kh, kw = w.shape
     n, _, oh, ow = out.shape
@@ -120,6 +122,7 @@ def _depthwise(a: Any, dest: np.ndarray, padded: np.ndarray, w: np.ndarray, rows
 
 
 @numpy_kernel("conv2d_input_grad", variant="col2im")
+@alone
 def _input_grad(attrs: Any, out: Any, g: Any, w: Any) -> None:
     a = attrs.conv
     f, cg, kh, kw = w.shape
@@ -150,6 +153,7 @@ def _input_grad(attrs: Any, out: Any, g: Any, w: Any) -> None:
 
 
 @numpy_kernel("conv2d_weight_grad", variant="im2col")
+@alone
 def _weight_grad(attrs: Any, out: Any, x: Any, g: Any) -> None:
     a = attrs.conv
     dw, db = out if attrs.bias else (out, None)

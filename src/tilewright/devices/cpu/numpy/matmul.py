@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.devices.cpu.numpy._base import numpy_kernel
+from tilewright.devices.cpu.numpy._blas import alone
 from tilewright.devices.cpu.numpy._epilogue import activate
 
 
@@ -15,6 +16,7 @@ def _work(x: np.ndarray) -> np.ndarray:
 
 
 @numpy_kernel("matmul")
+@alone
 def _matmul(a: Any, out: Any, x: Any, y: Any) -> None:
     x = np.swapaxes(x, -1, -2) if a.ta else x
     y = np.swapaxes(y, -1, -2) if a.tb else y
@@ -25,6 +27,7 @@ def _matmul(a: Any, out: Any, x: Any, y: Any) -> None:
 
 
 @numpy_kernel("linear")
+@alone
 def _linear(a: Any, out: Any, x: Any, w: Any, b: Any) -> None:
     y = out if _work(x) is x else np.empty(out.shape, np.float32)
     np.matmul(_work(x), _work(w).T, out=y)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.devices.api import CHANNELS_LAST, Config, Kernel, Launch, Problem, Spec, kernel
+from tilewright.devices.cpu.numpy._blas import alone
 from tilewright.devices.cpu.numpy.pool2d import max_pool
 from tilewright.devices.cpu.onednn import capi, runtime
 from tilewright.devices.cpu.onednn._common import attempt, describe, refuse
@@ -24,6 +25,8 @@ from tilewright.devices.cpu.onednn.capi import (
     POOLING,
     PrimitiveDesc,
 )
+
+_dot = alone(np.dot)
 
 
 def _reasons(problem: Problem, a: Any) -> list[str]:
@@ -142,7 +145,7 @@ class MaxPool(Kernel):
         def launch(inputs: Any, outputs: Any) -> None:
             values = inputs[0].raw[:nbytes].view(np.float32)
             with np.errstate(all="ignore"):
-                square = np.dot(values, values)  # NaN or infinite when an element is (or when very large ones overflow)
+                square = _dot(values, values)  # NaN or infinite when an element is (or when very large ones overflow)
             if not square < np.inf:
                 max_pool(a, outputs[0].array(y), outputs[1].array(tap), inputs[0].array(x))
             else:
