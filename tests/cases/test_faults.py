@@ -3,7 +3,8 @@
 Numbers are those of the project's two fault lists: F1-F32 (other systems), S1-S25 (the two we start from). Here:
 F1-F9, F12-F19, F20, F24, F25, F30-F32, S1-S12, S14, S16-S17, S19, S21-S25. F10 and F11 (element counts past 2^32) are rows of
 conv_shapes.csv. F26-F28 and S18 (stores of measurements) are in tests/unit/test_store.py, F29 and S17's choice in test_select.py.
-F21-F23 (ONNX attributes and graphs), S15 and S20 (captured graphs, OpenCL) wait for what they concern; F23's and S25's part that exists (folding, weights files) is here.
+F21-F23 (ONNX attributes and graphs), S15 and S20 (captured graphs, OpenCL) wait for what they concern;
+F23's and S25's part that exists (folding, weights files) is here.
 """
 
 from __future__ import annotations
