@@ -520,3 +520,27 @@ def test_batch_norm_and_index_add_refuse_misfits() -> None:
         tw.batch_norm(tw.tensor(normal(2, 3, 2, 2)), tw.zeros(2), tw.ones(3), training=True)
     with pytest.raises(DTypeError, match="index_add"):
         tw.index_add(tw.ones((2, 2)), 0, tw.zeros(1), tw.ones((1, 2)))
+
+
+def test_a_checkpoint_that_fails_does_not_end_training(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 2)
+    batches = [(normal(8, 4), np.zeros(8, np.int64))] * 4
+    trainer = train.Trainer(model, optim.SGD(model.parameters(), lr=0.1), checkpoint=tmp_path / "run.ckpt", progress="off")
+    trainer.fit(batches, 1)
+    before = (tmp_path / "run.ckpt").read_bytes()
+    real = os.fsync
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.warns(UserWarning, match=r"after step 8: .*run\.ckpt.*No space left.*training goes on"):
+        trainer.fit(batches, 2)
+    assert (tmp_path / "run.ckpt").read_bytes() == before
+    monkeypatch.setattr(os, "fsync", real)
+    trainer.fit(batches, 3)
+    assert (tmp_path / "run.ckpt").read_bytes() != before
+    astray = train.Trainer(model, optim.SGD(model.parameters(), lr=0.1), checkpoint=tmp_path / "none" / "run.ckpt", progress="off")
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        astray.fit(batches, 1)
+    assert astray.step == 0

@@ -18,6 +18,7 @@ from tilewright import ops, random
 from tilewright.autograd import no_grad
 from tilewright.data.loader import as_batches
 from tilewright.errors import ArgumentError, CheckpointError, DataError
+from tilewright.io import check_place
 from tilewright.tensor import Tensor, tensor
 from tilewright.train.callbacks import Callback, Progress
 from tilewright.train.checkpoint import load_checkpoint, save_checkpoint
@@ -103,6 +104,7 @@ class Trainer:
 
         resume: a checkpoint's path, or True for this trainer's own where it exists. The run then goes on bit for bit
         as if it had not stopped (give it a loader with the same seed and data). Ctrl-C saves and raises Interrupted.
+        CheckpointError where no checkpoint can be written at the start; one that fails later (a full disk) is a warning.
         """
         if self.optimizer is None:
             raise ArgumentError("Trainer.fit: the trainer was made without an optimizer; pass one to Trainer(model, optimizer)")
@@ -111,6 +113,8 @@ class Trainer:
             resume = self.checkpoint if self.checkpoint is not None and os.path.exists(self.checkpoint) else None
         if resume:
             self.load(resume, train)
+        if self.checkpoint is not None:
+            check_place(self.checkpoint)
         self.epochs, self.stop = epochs, False
         self._emit("on_fit_start")
         try:
@@ -155,8 +159,8 @@ class Trainer:
                     spent = time.perf_counter() - started
                     logs = {"loss": value, "images_per_second": seen / spent, "data_wait": waited / spent}
                     self._emit("on_step_end", logs)
-                    if self.checkpoint and self.checkpoint_every and self.step % self.checkpoint_every == 0:
-                        self.save(self.checkpoint, train)
+                    if self.checkpoint_every and self.step % self.checkpoint_every == 0:
+                        self._keep(train)
         finally:
             close = getattr(source, "close", None)
             if close is not None:
@@ -177,8 +181,7 @@ class Trainer:
             self.epoch += 1
             self.batch = 0
             self._sums = {}
-            if self.checkpoint is not None:
-                self.save(self.checkpoint, train)
+            self._keep(train)
 
     def _train_step(self, x: Any, y: Any) -> float:
         out = self.model(x)
@@ -262,6 +265,16 @@ class Trainer:
     def save(self, path: str | os.PathLike[str], train: Any = None) -> None:
         """Write model, optimizer, schedule, random state, data position and history to one file, atomically."""
         save_checkpoint(path, self._state(train))
+
+    def _keep(self, train: Any) -> None:
+        """Write the checkpoint, where one is kept. A full disk must not cost the run: it goes on, and this is tried again."""
+        if self.checkpoint is not None:
+            try:
+                self.save(self.checkpoint, train)
+            except CheckpointError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                warnings.warn(f"after step {self.step}: {error}; training goes on, and the next checkpoint will be tried", stacklevel=2)
 
     def load(self, path: str | os.PathLike[str], train: Any = None) -> None:
         """Take up the state that `save` wrote. Raises CheckpointError and leaves everything as it was on a misfit."""
