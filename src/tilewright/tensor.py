@@ -254,7 +254,8 @@ class Tensor:
                 np.copyto(target, array, casting="unsafe")
             self.buffer.touch()
         else:
-            self.buffer = self.device.upload(array.astype(self.dtype.np), self.spec)
+            self.device.write(self.buffer, array, self.spec)
+            self.buffer.touch()
         return self
 
     # -- gradients -----------------------------------------------------------------------------------------------

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
 
 from tilewright import devices
 from tilewright.autograd import grad
-from tilewright.devices.api import Kernel, Problem, Spec
+from tilewright.devices.api import Kernel, Problem, Spec, spec
 from tilewright.dtypes import float64
 from tilewright.ops._call import call
 from tilewright.ops._op import Op, Sample
 from tilewright.tensor import tensor
 
-GUARD = 256  # bytes of known pattern on either side of every buffer
+GUARD = 4096  # bytes of known pattern on either side of every buffer: a multiple of any device's alignment
 PATTERN = 0xA5
 
 
@@ -144,29 +145,35 @@ def check_needs(op: Op, sample: Sample) -> None:
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def bound(op: Op, kernel: Kernel, problem: Problem, spec: Spec, ref: np.ndarray) -> float:
+def bound(op: Op, kernel: Kernel, problem: Problem, of: Spec, ref: np.ndarray) -> float:
     """Absolute error allowed in an output: rounding of its type, over sums of so many terms, at its own size."""
-    if not spec.dtype.is_floating:
+    if not of.dtype.is_floating:
         return 0.0
     terms = op.terms(problem.attrs, *problem.inputs) if op.terms is not None else 1
-    eps = spec.dtype.eps
+    eps = of.dtype.eps
     # Half types accumulate in float32, so the length of a sum adds nothing to what their own rounding costs.
-    worst = 16 * eps if spec.dtype.itemsize < 4 else eps * (16 + 4 * math.sqrt(terms))
+    worst = 16 * eps if of.dtype.itemsize < 4 else eps * (16 + 4 * math.sqrt(terms))
     finite = np.abs(ref[np.isfinite(ref)])
     return worst * max(1.0, float(finite.max()) if finite.size else 1.0) * kernel.tolerance
 
 
-def _guarded(device: Any, nbytes: int, fill: int) -> tuple[Any, Any]:
-    outer = device.allocate(nbytes + 2 * GUARD)
-    outer.raw[: nbytes + 2 * GUARD] = PATTERN
-    inner = outer.view(GUARD, nbytes)
-    inner.raw[:nbytes] = fill
-    return outer, inner
+def _guarded(device: Any, nbytes: int, content: Any) -> tuple[Any, Any]:
+    """A buffer that holds `content` (bytes, or one byte's value) between guards, and the view of it."""
+    block = np.full(nbytes + 2 * GUARD, PATTERN, np.uint8)
+    block[GUARD : GUARD + nbytes] = content
+    outer = device.upload(block, spec(block.shape, "uint8"))
+    return outer, outer.view(GUARD, nbytes)
 
 
-def _intact(outer: Any, nbytes: int) -> bool:
-    raw = outer.raw
-    return bool((raw[:GUARD] == PATTERN).all() and (raw[GUARD + nbytes : nbytes + 2 * GUARD] == PATTERN).all())
+def _around(device: Any, outer: Any, nbytes: int) -> tuple[bool, np.ndarray]:
+    """Whether the guards are as they were, and the bytes between them."""
+    block = device.download(outer, spec((nbytes + 2 * GUARD,), "uint8"))
+    intact = (block[:GUARD] == PATTERN).all() and (block[GUARD + nbytes :] == PATTERN).all()
+    return bool(intact), block[GUARD : GUARD + nbytes]
+
+
+def _laid(block: np.ndarray, s: Spec) -> np.ndarray:
+    return np.ndarray(s.shape, s.dtype.np, block, 0, s.strides)
 
 
 # Where a definition leaves open what NaN and infinity give: the inputs meant, and why.
@@ -230,28 +237,29 @@ def check_kernel(kernel: Kernel, op: Op, sample: Sample, device: Any, dtype: Any
             if v is None or s is None:
                 ins.append(None)
                 continue
-            outer, inner = _guarded(device, s.nbytes, 0)
-            np.copyto(inner.array(s), v, casting="unsafe")
-            guards.append((outer, s.nbytes, bytes(inner.raw[: s.nbytes])))
+            block = np.empty(s.nbytes, np.uint8)
+            np.copyto(_laid(block, s), v, casting="unsafe")
+            outer, inner = _guarded(device, s.nbytes, block)
+            guards.append((outer, s.nbytes, block))
             ins.append(inner)
         first: list[bytes] | None = None
         for fill in (0xFF, 0x7F):  # NaN and a huge number, or -1 and 127: what is not written shows
-            outs, outer_outs = [], []
-            for s in problem.outputs:
-                outer, inner = _guarded(device, s.nbytes, fill)
-                outer_outs.append((outer, s.nbytes))
-                outs.append(inner)
-            launch(ins, outs)
+            made = [_guarded(device, s.nbytes, fill) for s in problem.outputs]
+            launch(ins, [inner for _, inner in made])
             where = f"{kernel.id} {config} on {problem} ({sample.note})"
-            for outer, n in outer_outs:
-                if not _intact(outer, n):
+            blocks = []
+            for (outer, _), s in zip(made, problem.outputs, strict=True):
+                intact, block = _around(device, outer, s.nbytes)
+                blocks.append(block)
+                if not intact:
                     raise Violation(f"{where}: wrote outside an output")
             for outer, n, before in guards:
-                if not _intact(outer, n) or bytes(outer.raw[GUARD : GUARD + n]) != before:
+                intact, block = _around(device, outer, n)
+                if not intact or not np.array_equal(block, before):
                     raise Violation(f"{where}: wrote to an input or beside it")
-            for k, (inner, s, ref) in enumerate(zip(outs, problem.outputs, refs, strict=True)):
+            for k, (block, s, ref) in enumerate(zip(blocks, problem.outputs, refs, strict=True)):
                 with np.errstate(invalid="ignore"):  # a signalling NaN where nothing was written
-                    got = inner.array(s).astype(np.float64) if s.dtype.is_floating else inner.array(s)
+                    got = _laid(block, s).astype(np.float64) if s.dtype.is_floating else _laid(block, s)
                 if not s.dtype.is_floating:
                     if not np.array_equal(got, np.asarray(ref).astype(got.dtype)):
                         raise Violation(f"{where}: output {k} differs from the reference")
@@ -265,7 +273,7 @@ def check_kernel(kernel: Kernel, op: Op, sample: Sample, device: Any, dtype: Any
                 worst, allowed = float(error.max()) if error.size else 0.0, bound(op, kernel, problem, s, ref64)
                 if not worst <= allowed:
                     raise Violation(f"{where}: output {k} is {worst:.3g} from the reference; {allowed:.3g} is allowed")
-            result = [bytes(o.raw[: s.nbytes]) for o, s in zip(outs, problem.outputs, strict=True)]
+            result = [bytes(b) for b in blocks]
             if first is None:
                 first = result
             elif kernel.deterministic and first != result:
@@ -294,11 +302,17 @@ def check_inplace(kernel: Kernel, op: Op, sample: Sample, device: Any) -> bool:
     outs = [ins[op.inplace[i]] for i in range(len(problem.outputs))]
     launch(ins, outs)
     for k, (o, s, ref) in enumerate(zip(outs, problem.outputs, reference(op, sample, values), strict=True)):
-        error = np.abs(o.array(s) - ref).max() if ref.size else 0.0
+        error = np.abs(device.download(o, s) - ref).max() if ref.size else 0.0
         if not error <= bound(op, kernel, problem, s, ref):
             raise Violation(f"{kernel.id} in place: output {k} is {error:.3g} from the reference")
     return True
 
 
-def cpu() -> Any:
-    return devices.get("cpu")
+def present() -> list[Any]:
+    """The devices whose kernels are tested: the CPU and the first OpenCL device that works, or those that TILEWRIGHT_TEST_DEVICES names."""
+    names = os.environ.get("TILEWRIGHT_TEST_DEVICES")
+    if names is not None:
+        return [devices.get(n) for n in names.split(",")]
+    from tilewright.devices import opencl
+
+    return [devices.get(n) for n in ("cpu", *opencl.names()[:1])]

@@ -15,8 +15,9 @@ from tilewright.dtypes import bfloat16, float16, float64
 from tilewright.ops._op import OPS
 
 CPU = devices.get("cpu")
-KERNELS = sorted(registered("cpu"), key=lambda k: k.id)
-ids = [k.id for k in KERNELS]
+DEVICES = _contract.present()
+# Each kernel with its device: all of them, so that a kernel file is tested by being there.
+KERNELS = [pytest.param(k, d, id=k.id) for d in DEVICES for k in sorted(registered(d.kind), key=lambda k: k.id)]
 
 
 def test_every_op_has_a_kernel_that_takes_anything():
@@ -24,31 +25,42 @@ def test_every_op_has_a_kernel_that_takes_anything():
     assert without == []
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=ids)
-def test_agrees_with_the_reference(kernel):
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_sample_is_taken(name, device):
+    op = OPS[name]
+    for sample in op.samples():
+        lies = tuple(_contract.specs(sample))
+        problem = Problem(name, sample.attrs, lies, op.outputs(sample.attrs, *lies))
+        refusals = {k.id: k.reject(problem, device) for k in device.kernels(name)}
+        assert any(not r for r in refusals.values()), f"{problem}: {refusals}"
+
+
+@pytest.mark.parametrize(("kernel", "device"), KERNELS)
+def test_agrees_with_the_reference(kernel, device):
     op = OPS[kernel.op]
-    taken = sum([_contract.check_kernel(kernel, op, sample, CPU) for sample in op.samples()])
+    taken = sum([_contract.check_kernel(kernel, op, sample, device) for sample in op.samples()])
     if "onednn" in kernel.id and capi.available() is not None:
         assert taken == 0
         pytest.skip(capi.available())
-    if taken == 0 and (lacks := _contract.lacks(kernel, op, CPU)):
+    if taken == 0 and (lacks := _contract.lacks(kernel, op, device)):
         pytest.skip(f"oneDNN has no such code for this processor: {lacks}")
     assert taken > 0, f"{kernel.id} takes no sample: a dead kernel"
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=ids)
-def test_nan_and_infinity(kernel):
+@pytest.mark.parametrize(("kernel", "device"), KERNELS)
+def test_nan_and_infinity(kernel, device):
     op = OPS[kernel.op]
     own = _contract.OWN_SPECIALS.get(kernel.id, lambda attrs, dtype: False)
     for sample in op.samples():
         if not own(sample.attrs, sample.inputs[0].dtype if sample.inputs and sample.inputs[0] else ""):
             for _, values in _contract.specials(sample, op):
-                _contract.check_kernel(kernel, op, sample, CPU, values=values)
+                _contract.check_kernel(kernel, op, sample, device, values=values)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=ids)
+@pytest.mark.parametrize(("kernel", "device"), KERNELS)
 @pytest.mark.parametrize("dtype", [float64, float16, bfloat16], ids=lambda d: d.name)
-def test_other_float_types(kernel, dtype):
+def test_other_float_types(kernel, device, dtype):
     op = OPS[kernel.op]
     if op.inplace and dtype.itemsize < 4:
         pytest.skip("optimizer state is kept in float32 or float64")
@@ -59,23 +71,23 @@ def test_other_float_types(kernel, dtype):
     ]
     for sample in samples[:12]:
         try:
-            _contract.check_kernel(kernel, op, sample, CPU, dtype)
+            _contract.check_kernel(kernel, op, sample, device, dtype)
         except (TypeError, ValueError) as error:
             if "dtype" in str(error) or "type" in type(error).__name__.lower():
                 continue  # the op does not take the type, and says so
             raise
 
 
-@pytest.mark.parametrize("kernel", [k for k in KERNELS if OPS[k.op].inplace], ids=lambda k: k.id)
-def test_in_place(kernel):
+@pytest.mark.parametrize(("kernel", "device"), [p for p in KERNELS if OPS[p.values[0].op].inplace])
+def test_in_place(kernel, device):
     op = OPS[kernel.op]
-    taken = [_contract.check_inplace(kernel, op, s, CPU) for s in op.samples()]
+    taken = [_contract.check_inplace(kernel, op, s, device) for s in op.samples()]
     assert any(taken)
 
 
 @pytest.mark.parametrize("name", ["cpu.conv2d.onednn", "cpu.conv2d.im2col", "cpu.batch_norm_train.onednn", "cpu.matmul.numpy"])
 def test_one_launch_from_many_threads(name):
-    kernel = next(k for k in KERNELS if k.id == name)
+    kernel = next(k for k in registered("cpu") if k.id == name)
     op = OPS[kernel.op]
     for sample in op.samples():
         lies = _contract.specs(sample)

@@ -18,7 +18,7 @@ _lock = threading.RLock()
 
 
 def get(name: str | Device | None = None) -> Device:
-    """The device of that name (`cpu`, `null`), or the configured default. Raises DeviceError."""
+    """The device of that name (`cpu`, `opencl:0`, `null`), or the configured default. Raises DeviceError."""
     if isinstance(name, Device):
         return name
     if name is None:
@@ -32,10 +32,11 @@ def _load(name: Any) -> Device:
     if not isinstance(name, str) or kind not in KINDS or (index and not index.isdigit()):
         raise DeviceError(f"device {name!r} is not known; use one of {', '.join(KINDS)} (TILEWRIGHT_DEVICE sets the default)")
     number = int(index or 0)
-    proper = f"{kind}:{number}" if number else kind  # "cpu:0" is "cpu"
     with _lock:
+        module = importlib.import_module(f"tilewright.devices.{kind}")
+        several = getattr(module, "SEVERAL", False)
+        proper = f"{kind}:{number}" if number or several else kind  # "cpu:0" is "cpu", and "opencl" is "opencl:0"
         if proper not in _devices:
-            module = importlib.import_module(f"tilewright.devices.{kind}")
             import_kernels(module)
             _devices[proper] = module.open_device(proper, number)
         _devices[name] = _devices[proper]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -248,6 +249,7 @@ class Device(ABC):
 
     kind: ClassVar[str]
     name: str
+    alignment = 64  # bytes: where a view of a buffer may begin
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -266,11 +268,23 @@ class Device(ABC):
         """A new buffer with a copy of `array` (shape and dtype of `to`) laid out as `to`."""
 
     @abstractmethod
+    def write(self, buffer: Any, array: np.ndarray, of: Spec) -> None:
+        """Overwrite a buffer's values with `array`, laid out as `of`."""
+
+    @abstractmethod
     def download(self, buffer: Any, of: Spec) -> np.ndarray:
         """A new NumPy array, C-ordered, with the buffer's values."""
 
     def synchronize(self) -> None:  # noqa: B027  (a synchronous device has nothing to wait for)
         """Return once all work handed to the device is done."""
+
+    def seconds(self, run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+        """How long `run` keeps the device busy."""
+        self.synchronize()
+        began = clock()
+        run()
+        self.synchronize()
+        return clock() - began
 
     def identity(self) -> tuple[str, str, str, int]:
         """What a measured time depends on: (the device itself, its driver, the libraries its kernels use, threads)."""

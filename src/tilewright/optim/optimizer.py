@@ -48,8 +48,8 @@ class _Stretch:
         self.states = {name: _zeros(total, first) for name in states}
         for p, start in zip(params, self.starts, strict=True):
             view = self.whole.buffer.view(start * item, p.nbytes)
-            if device.kind == "cpu":
-                np.copyto(view.array(p.spec), p.numpy())
+            if device.kind != "null":
+                device.write(view, p.numpy(), p.spec)
             p.buffer = view
         self.buffers = [p.buffer for p in params]
         self.parts = [self._part(self.whole, start, p.size) for start, p in zip(self.starts, params, strict=True)]

@@ -211,9 +211,12 @@ class CpuDevice(Device):
 
     def upload(self, array: np.ndarray, to: Spec) -> CpuBuffer:
         buffer = self.pool.take(to.nbytes)
-        with np.errstate(all="ignore"):  # what a type cannot hold becomes inf, or for integers what the machine makes of it
-            np.copyto(buffer.array(to), array, casting="unsafe")
+        self.write(buffer, array, to)
         return buffer
+
+    def write(self, buffer: CpuBuffer, array: np.ndarray, of: Spec) -> None:
+        with np.errstate(all="ignore"):  # what a type cannot hold becomes inf, or for integers what the machine makes of it
+            np.copyto(buffer.array(of), array, casting="unsafe")
 
     def alias(self, array: np.ndarray) -> CpuBuffer:
         """A buffer that *is* the array's memory (dense, any order)."""

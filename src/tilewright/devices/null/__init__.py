@@ -55,6 +55,9 @@ class NullDevice(Device):
     def upload(self, array: np.ndarray, to: Spec) -> NullBuffer:
         return NullBuffer(to.nbytes)
 
+    def write(self, buffer: NullBuffer, array: np.ndarray, of: Spec) -> None:
+        pass
+
     def download(self, buffer: NullBuffer, of: Spec) -> np.ndarray:
         raise DeviceError("the null device computes nothing, so a tensor on it has no values; use device='cpu'")
 
