@@ -2,9 +2,10 @@
 
     python -m benchmarks.selection_regret [SHAPES.csv or MODEL ...] [--batch 16] [--seconds 2] [--json FILE]
 
-Each convolution problem (three directions) is first chosen for as at first sight, by the default policy in a store of its
-own; then every candidate is measured again, on its own, with `--seconds` a problem. regret = the chosen candidate's median
-/ the lowest median - 1; noise of the second measurement is in it. "automatic" is oneDNN's convolution as it comes.
+Each convolution problem (three directions) is first chosen for by the default policy in a store of its own, as by `--visits`
+programs started in a row: each spends at most 0.25 s on a problem whose measuring has not ended. Then every candidate is
+measured again, on its own, with `--seconds` a problem, and the chosen, the best and the automatic one once more against
+each other. regret = the chosen candidate's median / the lowest median - 1. "automatic" is oneDNN's convolution as it comes.
 Returns 1 where less than 95 % of the problems lie within 3 %, or one beyond 10 %.
 """
 
@@ -22,6 +23,18 @@ from benchmarks._harness import print_table, write_json
 WITHIN, SHARE, WORST = 0.03, 0.95, 0.10
 
 
+SHAPES = Path(__file__).parents[1] / "tests/cases/conv_shapes.csv"
+OTHERS = ("odd_shapes", "opinfo")  # rows that are no network's
+
+
+def networks(folder: str) -> str:
+    """The rows of SHAPES that are some published network's, as a file in `folder`."""
+    lines = [line for line in SHAPES.read_text().splitlines(keepends=True) if not line.startswith("#")]
+    path = Path(folder) / "networks.csv"
+    path.write_text("".join(line for line in lines if not line.startswith(OTHERS)))
+    return str(path)
+
+
 def problems(targets: list[str], batch: int, size: int) -> list[Any]:
     from tilewright import devices
     from tilewright.cli._problems import of_target
@@ -34,7 +47,7 @@ def problems(targets: list[str], batch: int, size: int) -> list[Any]:
     return list(found)
 
 
-def measure(problem: Any, seconds: float) -> dict[str, Any] | None:
+def measure(problem: Any, seconds: float, visits: int) -> dict[str, Any] | None:
     """A row, or None where there is nothing to choose."""
     from tilewright import devices
     from tilewright.ops._op import find
@@ -45,14 +58,25 @@ def measure(problem: Any, seconds: float) -> dict[str, Any] | None:
     rivals = select.candidates(problem, device)
     if len(rivals) < 2:
         return None
-    chosen = select.choose(problem, device, op)
+    picks = []
+    for _ in range(visits):  # as many programs in a row would choose
+        select._seen.clear()
+        picks.append(select.choose(problem, device, op))
+    chosen = picks[-1]
     trials, _ = worker.trials(problem, device, rivals, Material(op, problem, seed=1), budget_s=seconds)
     times = {(t.kernel, t.config): t.median for t in trials if t.status == "ok" and t.median is not None}
-    own = times.get((chosen.kernel.id, chosen.config))
-    automatic = times.get((rivals[0][0].id, rivals[0][1]))
+    mine, first = (chosen.kernel.id, chosen.config), (rivals[0][0].id, rivals[0][1])
+    best = min(times, key=lambda c: times[c])
+    sight = times.get((picks[0].kernel.id, picks[0].config), math.inf) / times[best] - 1
+    if mine in times and first in times:  # the lowest of many medians is low by luck too: those that count meet once more
+        finals = [c for c in rivals if (c[0].id, c[1]) in (mine, first, best)]
+        if len(finals) > 1:
+            again, _ = worker.trials(problem, device, finals, Material(op, problem, seed=2), budget_s=seconds)
+            times = {(t.kernel, t.config): t.median for t in again if t.status == "ok" and t.median is not None}
+            best = min(times, key=lambda c: times[c])
+    own, automatic = times.get(mine), times.get(first)
     if own is None or automatic is None:
         raise SystemExit(f"{problem}: the chosen {chosen.kernel.id} {dict(chosen.config)} could not be timed again within {seconds:g} s; allow more")
-    best = min(times, key=lambda c: times[c])
     return {
         "case": str(problem),
         "device": "cpu",
@@ -61,6 +85,7 @@ def measure(problem: Any, seconds: float) -> dict[str, Any] | None:
         "peer_s": times[best],
         "ratio": own / times[best],
         "regret": own / times[best] - 1,
+        "regret_at_first_sight": sight,
         "automatic_s": automatic,
         "chosen": f"{chosen.kernel.id} {dict(chosen.config) or ''}".strip(),
         "best": f"{best[0]} {dict(best[1]) or ''}".strip(),
@@ -70,10 +95,11 @@ def measure(problem: Any, seconds: float) -> dict[str, Any] | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser("selection_regret", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", default=["resnet18", "mobilenet_v2"])
+    parser.add_argument("targets", nargs="*", help="default: the networks in tests/cases/conv_shapes.csv")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--visits", type=int, default=8, help="program starts that meet a problem before its choice is judged")
     parser.add_argument("--limit", type=int, default=0, help="only so many problems, spread over all")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -86,13 +112,13 @@ def main() -> int:
         own = Store(Path(folder) / "trials.sqlite3")
         select.store = lambda: own  # type: ignore[assignment]
         config.tune_process_s = math.inf
-        wanted = problems(options.targets, options.batch, options.size)
+        wanted = problems(options.targets or [networks(folder)], options.batch, options.size)
         if options.limit:
             wanted = wanted[:: max(1, len(wanted) // options.limit)]
         rows = []
         for number, problem in enumerate(wanted, 1):
             print(f"{number}/{len(wanted)}", end="\r", file=sys.stderr, flush=True)
-            row = measure(problem, options.seconds)
+            row = measure(problem, options.seconds, options.visits)
             if row is not None:
                 rows.append(row)
         own.close()
@@ -117,6 +143,9 @@ def main() -> int:
     print(f"\n{len(rows)} problems: {100 * share:.1f} % within {100 * WITHIN:g} % of the best (asked: {100 * SHARE:g} %)")
     print(f"worst regret {100 * rows[0]['regret']:.1f} % (asked: {100 * WORST:g} %)")
     print(f"geometric mean speed over the automatic choice {gain:.3f}; {ideal:.3f} with the best candidate everywhere")
+    early = [r["regret_at_first_sight"] for r in rows]
+    at_once = sum(e <= WITHIN for e in early) / len(rows)
+    print(f"after one program start {100 * at_once:.1f} % within {100 * WITHIN:g} %, worst {100 * max(early):.1f} % (judged in one pass)")
     write_json(options.json, "selection_regret", rows, share=share, gain=gain, ideal=ideal)
     return 0 if share >= SHARE and rows[0]["regret"] <= WORST else 1
 

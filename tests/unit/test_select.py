@@ -16,6 +16,7 @@ from tilewright.devices.api import Kernel, Problem, Unusable, spec
 from tilewright.errors import ArgumentError, KernelError
 from tilewright.ops._op import OPS
 from tilewright.tune import select, worker
+from tilewright.tune.load import Load
 from tilewright.tune.lock import Choice, Lock
 from tilewright.tune.store import Store, problem_text
 
@@ -71,6 +72,9 @@ def rivals(monkeypatch, tmp_path):
     monkeypatch.setattr(select, "store", lambda: own)
     monkeypatch.setattr(config, "tune", "auto")
     monkeypatch.setattr(select, "_spent", 0.0)
+    monkeypatch.setattr(select, "_seen", set())
+    monkeypatch.setattr(select, "_unkept", {})
+    monkeypatch.setattr(Load, "others", lambda self: 0.0)
     CPU.plans.clear()
 
     def plant(*kernels: Rival) -> None:
@@ -101,6 +105,35 @@ def test_the_faster_of_two_right_ones_wins_and_is_kept(rivals):
     finally:
         select.measure = original
     assert counted == []
+
+
+def test_what_is_timed_on_a_busy_machine_counts_for_the_process_alone(rivals, monkeypatch, capfd):
+    rivals(Rival("slow", slow, 1))
+    monkeypatch.setattr(Load, "others", lambda self: 1.5)
+    monkeypatch.setattr(select, "_told", set())
+    assert select.choose(problem(), CPU, OP).kernel.id == "cpu.exp.numpy"
+    assert select.store().trials(select.key_of(problem(), CPU)) == []
+    assert "other programs keep the processor busy" in capfd.readouterr().err
+    monkeypatch.setattr(worker, "trials", lambda *a, **k: pytest.fail("it measured again"))
+    assert select.choose(problem(), CPU, OP).kernel.id == "cpu.exp.numpy"
+
+
+def test_measuring_goes_on_in_the_next_process_where_the_time_did_not_reach(rivals, monkeypatch):
+    slowest, slower = Rival("slowest", lambda *a: time.sleep(0.02) or right(*a), 1), Rival("slower", slow, 2)
+    rivals(slowest, slower)
+    monkeypatch.setattr(config, "tune_problem_s", 0.02)
+    key, met = select.key_of(problem(), CPU), []
+    for _ in range(6):
+        select._seen.clear()
+        last = select.choose(problem(), CPU, OP).kernel.id
+        met.append({t.kernel: t.count for t in select.store().trials(key)})
+    assert met[0] == {"cpu.exp.slowest": 1}
+    assert set(met[-1]) == {"cpu.exp.slowest", "cpu.exp.slower", "cpu.exp.numpy"}
+    assert last == "cpu.exp.numpy"
+    assert select.settled(select.store().trials(key))
+    select._seen.clear()
+    monkeypatch.setattr(worker, "trials", lambda *a, **k: pytest.fail("it measured again"))
+    select.choose(problem(), CPU, OP)
 
 
 def test_off_never_measures(rivals, monkeypatch):

@@ -56,10 +56,11 @@ def _tune(problems: list[Any], device: Any, budget: float, seconds: float, again
     from tilewright.errors import KernelError
     from tilewright.ops._op import find
     from tilewright.tune import select
+    from tilewright.tune.load import Load
     from tilewright.tune.worker import Worker
 
     began = time.monotonic()
-    counts = {"problems": len(problems), "one candidate": 0, "known": 0, "measured": 0, "not reached": 0, "without operands": 0}
+    counts = {"problems": len(problems), "one candidate": 0, "known": 0, "measured": 0, "not reached": 0, "without operands": 0, "disturbed": 0}
     with Worker(device, find) as by:
         for number, problem in enumerate(problems, 1):
             rivals = select.candidates(problem, device)
@@ -70,6 +71,7 @@ def _tune(problems: list[Any], device: Any, budget: float, seconds: float, again
             elif time.monotonic() - began >= budget:
                 counts["not reached"] += 1
             else:
+                load = None if by.pid is None else Load(by.pid)
                 try:
                     trials = select.measure_apart(problem, device, by, budget_s=seconds, cold=cold)
                 except KernelError:
@@ -77,9 +79,12 @@ def _tune(problems: list[Any], device: Any, budget: float, seconds: float, again
                     continue
                 select.store().record(select.key_of(problem, device), trials)
                 counts["measured"] += 1
+                counts["disturbed"] += load is not None and load.disturbed(device.identity()[3])
                 best = next(iter(select.ranked(trials, problem, device)), None)
                 if not quiet and best is not None:
                     print(f"{number}/{len(problems)} {problem}: {best[0].id} {dict(best[1]) or ''}", file=sys.stderr)
+    if counts["disturbed"] and not quiet:
+        print(f"other programs kept the processor busy during {counts['disturbed']} problems; --again measures them anew", file=sys.stderr)
     return {**counts, "seconds": time.monotonic() - began}
 
 

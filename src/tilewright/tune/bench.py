@@ -27,6 +27,7 @@ FEWEST = 5  # samples before a median may count as settled
 MOST = 256
 SETTLED = 0.01  # a median has settled when its standard error is at most this part of it
 NOISE = 0.01  # a difference below this part counts for nothing, however small the errors
+DOUBT = 0.05  # and one above this part counts, however large: an erratic incumbent must not be safe for being erratic
 MARGIN = 0.05  # a rival this far behind by its shortest launch, once there are enough samples, is dropped
 EARLY = 3, 0.5  # and after so many samples already one that is so far behind
 HOPELESS = 5.0  # one whose first launches take this many times the leader's is dropped before its turn
@@ -136,7 +137,7 @@ def rank(timings: Mapping[Key, Any], incumbent: Key | None = None) -> list[Key]:
     """The usable candidates, fastest first, but the incumbent before those that do not beat it by more than the noise.
 
     timings: anything with `status`, `median`, `spread` and `count` for each key: a `Timing`, or a trial kept from before.
-    The noise is twice the standard error of the difference, and at least one hundredth. An incumbent timed but once has
+    The noise is twice the standard error of the difference, at least one hundredth and at most one twentieth. An incumbent timed but once has
     a spread that nobody knows, so it is beaten by any lower median.
     """
     usable = sorted((k for k, t in timings.items() if t.status == "ok" and t.count), key=lambda k: timings[k].median)
@@ -149,7 +150,7 @@ def rank(timings: Mapping[Key, Any], incumbent: Key | None = None) -> list[Key]:
         return standard_error(spread, t.count)
 
     def beats(t: Any) -> bool:
-        noise = max(2 * math.hypot(error(t), error(own)), NOISE * own.median)
+        noise = min(max(2 * math.hypot(error(t), error(own)), NOISE * own.median), DOUBT * own.median)
         return t.median < own.median - noise
 
     better = [k for k in usable if k != incumbent and beats(timings[k])]

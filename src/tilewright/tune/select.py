@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from tilewright.errors import ArgumentError, KernelError
 from tilewright.tune import worker
 from tilewright.tune.bench import rank
 from tilewright.tune.check import Material, describe
+from tilewright.tune.load import Load
 from tilewright.tune.lock import Lock
 from tilewright.tune.store import Key, Store, Trial, problem_text, source_hash
 
@@ -31,6 +33,7 @@ SLOW = 1e8  # operations, or elements, beyond which generic kernels are not trie
 GENERIC = 100  # the rank from which a kernel is one that takes anything
 FULL_S = 5.0  # seconds a problem by the policy "full"
 FEW = 3  # samples below which a candidate is not believed to be faster
+NEAR = 1.25  # times the best median: beyond it a candidate has lost for good
 SAY_AFTER_S = 1.0  # measuring that takes longer than this in all is told of
 
 
@@ -69,9 +72,10 @@ def choose(problem: Problem, device: Device, op: Any = None) -> Choice:
     if len(kernels) < 2 and len(candidates(problem, device)) < 2:
         return _first(_by_rank(problem, device), problem, device)
     key = key_of(problem, device)
-    order = _stored(key, problem, device)
-    if not order and config.tune != "cached" and op is not None:
-        order = _at_first_sight(key, problem, device, op)
+    trials = _stored(key, problem, device)
+    order = ranked(trials, problem, device)
+    if config.tune != "cached" and op is not None and not settled(trials):
+        order = _measured_now(key, problem, device, op) or order
     return _first(chain(order, _by_rank(problem, device)), problem, device, key)
 
 
@@ -160,7 +164,7 @@ def store() -> Store:
     return Store()
 
 
-_unkept: dict[Key, list[Trial]] = {}  # what the store would not take, for this process
+_unkept: dict[Key, list[Trial]] = {}  # for this process: what the store would not take, or was timed on a busy machine
 
 
 def key_of(problem: Problem, device: Device) -> Key:
@@ -197,13 +201,25 @@ def ranked(trials: Iterable[Trial], problem: Problem, device: Device) -> list[Ca
     return [(kernels[k], c) for k, c in order]
 
 
-def _stored(key: Key, problem: Problem, device: Device) -> list[Candidate]:
-    return ranked(store().ranking(key, current(device.kernels(problem.op))) or _unkept.get(key, []), problem, device)
+def settled(trials: list[Trial]) -> bool:
+    """Are the trials enough to choose by: have the best one, and those not far behind it, been timed often enough?
+
+    Where the time for a problem did not reach, they have not (see `kept`), and the next process goes on.
+    """
+    usable = [t for t in trials if t.status == "ok" and t.median_s is not None]
+    best = min((t.median_s for t in usable if t.median_s is not None), default=None)
+    return best is not None and all(t.count >= FEW for t in usable if t.median_s is not None and t.median_s <= best * NEAR)
+
+
+def _stored(key: Key, problem: Problem, device: Device) -> list[Trial]:
+    """Trials of the kernels as they are now."""
+    return _unkept.get(key) or store().ranking(key, current(device.kernels(problem.op)))
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 _measuring = threading.RLock()  # one at a time, or they would time each other
+_seen: set[Key] = set()  # what this process has measured
 _spent = 0.0
 _met = 0
 _told: set[str] = set()
@@ -215,33 +231,43 @@ def _say(once: str, message: str) -> None:
         print(f"tilewright: {message}", file=sys.stderr, flush=True)
 
 
-def _at_first_sight(key: Key, problem: Problem, device: Device, op: Any) -> list[Candidate]:
-    """Measure within what is left of this process's time; [] where it is not worth it or there is none left."""
+def _measured_now(key: Key, problem: Problem, device: Device, op: Any) -> list[Candidate]:
+    """Measure within what is left of this process's time; [] where it is not worth it or there is none left.
+
+    Once in a process for each problem: what its time did not reach is left to the next process.
+    """
     global _spent, _met
     full = config.tune == "full"
     with _measuring:
-        known = _stored(key, problem, device)  # another thread may have come first
-        if known:
-            return known
+        known = _unkept.get(key) or store().trials(key)
+        if key in _seen:  # another thread may have come first
+            return ranked(known, problem, device)
         left = config.tune_process_s - _spent
         if not full and left <= 0:
             _say("spent", f"the {config.tune_process_s:g} s for measuring kernels are spent; `tilewright tune` measures the rest ahead of time")
             return []
-        began = time.perf_counter()
+        _seen.add(key)
+        began, load = time.perf_counter(), Load()
         try:
-            trials = measure(problem, device, op, budget_s=FULL_S if full else min(config.tune_problem_s, left))
+            trials = measure(problem, device, op, budget_s=FULL_S if full else min(config.tune_problem_s, left), known=known)
         finally:
             _spent += time.perf_counter() - began
+        disturbed = load.disturbed(device.identity()[3])
         _met += 1
         if _spent > SAY_AFTER_S:
             _say("long", f"measuring kernels for this device ({_met} problems so far); what is found is kept, TILEWRIGHT_TUNE=off does without")
-        if trials and not store().record(key, trials):
+        if disturbed:
+            _say("load", "other programs keep the processor busy: what is measured now counts for this process only")
+        if trials and (disturbed or not store().record(key, trials)):
             _unkept[key] = trials
         return ranked(trials, problem, device)
 
 
-def measure(problem: Problem, device: Device, op: Any, *, budget_s: float) -> list[Trial]:
+def measure(problem: Problem, device: Device, op: Any, *, budget_s: float, known: Iterable[Trial] = ()) -> list[Trial]:
     """Check and time the candidates for a problem in this process, within so many seconds: a trial for each that had its turn.
+
+    known: trials of earlier times. Their losers are left out, those found right are not checked again, and the others'
+    times are joined with the new ones; candidates without a trial come first.
 
     Left to `tilewright tune`, which takes its time: an op whose reference must be computed whole on large operands, and
     generic kernels, those far down in rank, for work that they take too long over.
@@ -255,15 +281,33 @@ def measure(problem: Problem, device: Device, op: Any, *, budget_s: float) -> li
         rivals = [c for i, c in enumerate(rivals) if not i or c[0].rank < GENERIC]
     if len(rivals) < 2:
         return []
+    now = current(device.kernels(problem.op))
+    before = {(t.kernel, t.config): t for t in known if now.get(t.kernel) == (t.version, t.source)}
+    best = min((t.median_s for t in before.values() if t.status == "ok" and t.median_s is not None), default=0.0)
+    done = {c: t for c, t in before.items() if t.status != "ok" or t.median_s is None or t.median_s > best * NEAR}
+    rivals = [c for c in rivals if (c[0].id, c[1]) not in done]
+    rivals.sort(key=lambda c: (c[0].id, c[1]) in before)  # stable: in rank order within
     try:
         material = Material(op, problem)
     except (KernelError, MemoryError):
         return []
     left = budget_s - (time.perf_counter() - began)
-    if left <= 0:
-        return []
-    found, _ = worker.trials(problem, device, rivals, material, budget_s=left)
-    return kept(found, rivals)
+    if left <= 0 or not rivals:
+        return list(before.values())
+    found, _ = worker.trials(problem, device, rivals, material, budget_s=left, checked=[c for c in rivals if (c[0].id, c[1]) in before])
+    fresh = [_joined(before.get((t.kernel, t.config)), t) for t in kept(found, rivals)]
+    met = {(t.kernel, t.config) for t in fresh}
+    return [*fresh, *[t for c, t in before.items() if c not in met]]
+
+
+def _joined(old: Trial | None, new: Trial) -> Trial:
+    """A candidate's times of two occasions as one trial; they are weighted by their counts."""
+    if old is None or old.status != "ok" or new.status != "ok" or old.median_s is None or new.median_s is None:
+        return new
+    n = old.count + new.count
+    median = (old.median_s * old.count + new.median_s * new.count) / n
+    spreads = [s for s in (old.spread_s, new.spread_s) if s is not None]
+    return replace(new, median_s=median, spread_s=max(spreads, default=None), count=n)
 
 
 def measure_apart(problem: Problem, device: Device, by: worker.Worker, *, budget_s: float, cold: bool = False) -> list[Trial]:
@@ -281,10 +325,17 @@ def is_known(problem: Problem, device: Device, rivals: list[Candidate]) -> bool:
 
 
 def kept(found: Iterable[worker.Trial], rivals: Iterable[Candidate]) -> list[Trial]:
-    """What is worth keeping of a worker's trials: all but those that had no turn."""
+    """What is worth keeping of a worker's trials: all but those that had no turn.
+
+    Where there are such, no count is written that would say that measuring has ended (see `settled`).
+    """
     kernels = {k.id: k for k, _ in rivals}
+    found = list(found)
+    most = FEW - 1 if any(t.status == "skipped" for t in found) else sys.maxsize
     return [
-        Trial(t.kernel, t.config, kernels[t.kernel].version, source_hash(kernels[t.kernel]), t.status, t.median, t.spread, t.count, t.reason)
+        Trial(
+            t.kernel, t.config, kernels[t.kernel].version, source_hash(kernels[t.kernel]), t.status, t.median, t.spread, min(t.count, most), t.reason
+        )
         for t in found
         if t.status != "skipped" and not (t.status == "ok" and t.median is None)
     ]

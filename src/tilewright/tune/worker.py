@@ -120,7 +120,7 @@ def trials(
             finish(i, "failed", describe(error))
             continue
         if candidate not in checked:
-            patience = max(HOPELESS * min(known.values(), default=math.inf), 0.02 * budget_s)
+            patience = max(HOPELESS * min(known.values(), default=0.05 * budget_s), 0.02 * budget_s)
             result = check(problem, device, kernel, config, launch, material, patience_s=patience, clock=clock)
             if result.status != "ok":
                 finish(i, result.status, result.reason)
@@ -180,6 +180,11 @@ class Worker:
         self.starts = 0  # how many processes there have been
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    @property
+    def pid(self) -> int | None:
+        """The worker process there is now."""
+        return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Worker:
         return self
