@@ -16,7 +16,7 @@ DATA_HELP = "digits, mnist_5k[:FILE], mnist:FOLDER (IDX files) or folder:FOLDER 
 
 
 def open_data(name: str, size: int | None = None) -> tuple[Any, Any, dict[str, Any]]:
-    """(train, test, facts) of the dataset `name`; facts: `classes`, `input` (C, H, W), `mean`, `std`, `mode`."""
+    """(train, test, facts) of the dataset `name`; facts: `data`, `classes`, `input` (C, H, W), `mean`, `std`, `mode`."""
     kind, _, where = name.partition(":")
     mode = "gray"
     if kind == "digits":
@@ -31,7 +31,8 @@ def open_data(name: str, size: int | None = None) -> tuple[Any, Any, dict[str, A
         raise ArgumentError(f"data {name!r} is not known; use {DATA_HELP}")
     first = train[0][0]
     mean, std = (0.5, 0.5) if kind == "folder" else (0.1307, 0.3081)
-    return train, test, {"classes": list(train.classes or []), "input": list(first.shape), "mean": mean, "std": std, "mode": mode}
+    facts = {"data": name, "classes": list(train.classes or []), "input": list(first.shape), "mean": mean, "std": std, "mode": mode}
+    return train, test, facts
 
 
 def _folder(where: str, size: int | None) -> tuple[Any, Any, str]:

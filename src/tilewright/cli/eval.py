@@ -9,7 +9,7 @@ from tilewright.cli._data import DATA_HELP
 
 def run(
     weights: str = typer.Argument(help="A file that `tilewright train` wrote."),
-    data: str = typer.Option("mnist_5k", help=DATA_HELP),
+    data: str = typer.Option(None, help=f"{DATA_HELP} If not given, what the model was trained on."),
     batch: int = typer.Option(128, min=1),
     device: str = typer.Option(None, help="cpu; TILEWRIGHT_DEVICE sets the default."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -24,6 +24,7 @@ def run(
 
     place = get(device)
     model, facts = load_model(weights)
+    data = data or facts.get("data", "mnist_5k")
     _, test, there = open_data(data, facts["input"][1])
     if there["input"] != facts["input"] or len(there["classes"]) != len(facts["classes"]):
         raise DataError(
