@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it ru
 from benchmarks._harness import PEERS, ROOT
 
 COMPARISONS = ("cpu_training", "cpu_inference")
-NAMES = ("host_overhead", "memory", *COMPARISONS)
+NAMES = ("host_overhead", "memory", "warm_start", *COMPARISONS, "selection_regret")
 
 
 def main() -> int:

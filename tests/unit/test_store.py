@@ -247,6 +247,19 @@ def test_the_fastest_first_and_only_what_is_valid(store):
     assert store.ranking(KEY, {}) == []
 
 
+def test_what_is_read_ahead_is_what_is_there(store):
+    other = replace(KEY, problem="another")
+    store.record(KEY, [trial("a", 2.0), trial("b", 1.0), trial("c", None, "wrong")])
+    assert store.ranking(other, CURRENT, ahead=True) == []
+    assert store.ranking(KEY, CURRENT, ahead=True) == store.ranking(KEY, CURRENT)
+    beside = Store(store.path)
+    beside.record(other, [trial("a", 3.0)])
+    beside.close()
+    assert [t.median_s for t in store.ranking(other, CURRENT, ahead=True)] == [3.0]
+    store.record(KEY, [trial("a", 0.5)])
+    assert [t.kernel for t in store.ranking(KEY, CURRENT, ahead=True)] == ["a", "b"]
+
+
 def test_deleting(store):
     store.record(KEY, [trial("a"), trial("a", config=(("t", 1),)), trial("b")])
     other = replace(KEY, threads=1)
@@ -635,8 +648,11 @@ def test_bytes_changed_anywhere_give_no_false_row(path, seed):
         warnings.simplefilter("always")
         s = Store(path)
         for key in held:
-            for t in s.trials(key) + s.ranking(key, CURRENT):
+            for t in s.trials(key):
                 assert t in held[key]
+            for ahead in (False, True):
+                for t in s.ranking(key, CURRENT, ahead):
+                    assert t in [(h.kernel, h.config, h.median_s, h.spread_s, h.count, h.status) for h in held[key]]
         for key, t in s.items():
             assert t in held[key]
         s.record(KEY, [trial()])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -24,7 +24,7 @@ from tilewright.tune.bench import rank
 from tilewright.tune.check import Material, describe
 from tilewright.tune.load import Load
 from tilewright.tune.lock import Lock
-from tilewright.tune.store import Key, Store, Trial, problem_text, source_hash
+from tilewright.tune.store import Key, Store, Timed, Trial, problem_text, source_hash
 
 Candidate = tuple[Kernel, Config]
 
@@ -177,43 +177,51 @@ def current(kernels: Iterable[Kernel]) -> dict[str, tuple[int, str]]:
     return {k.id: (k.version, source_hash(k)) for k in kernels}
 
 
-class _Timed(NamedTuple):
-    status: str
+class _Entry(NamedTuple):
+    """A trial as `rank` takes it."""
+
     median: Any  # seconds; never None where it is timed
     spread: float | None
     count: int
+    status: str = "ok"
 
 
-def ranked(trials: Iterable[Trial], problem: Problem, device: Device) -> list[Candidate]:
+def ranked(trials: Iterable[Trial | Timed], problem: Problem, device: Device) -> list[Candidate]:
     """The usable trials' candidates, best first; the default before those that do not beat it by more than the noise."""
     kernels = {k.id: k for k in device.kernels(problem.op)}
-    usable = [t for t in trials if t.status == "ok" and t.median_s is not None and t.kernel in kernels]
-    timings = {(t.kernel, t.config): _Timed("ok", t.median_s, t.spread_s, t.count) for t in usable}
-    first = next((k for k in kernels if any(c[0] == k for c in timings)), None)
-    if first is None:
+    timings = {(t.kernel, t.config): _Entry(t.median_s, t.spread_s, t.count) for t in trials if t.status == "ok" and t.kernel in kernels}
+    if not timings:
         return []
+    there = {k for k, _ in timings}
+    first = next(k for k in kernels if k in there)
     incumbent = (first, next(iter(kernels[first].configs(problem, device)), ()))
-    sure = {c: t for c, t in timings.items() if t.count >= FEW}
-    if incumbent in timings and incumbent not in sure:  # then only who is far ahead of it is believed
-        sure = {c: t for c, t in sure.items() if 2 * t.median < timings[incumbent].median} | {incumbent: timings[incumbent]}
-    order = rank(sure, incumbent)
-    order += sorted([c for c in timings if c not in order], key=lambda c: timings[c].median)
+    own = timings.get(incumbent)
+    if own is not None and all(t.median >= own.median for t in timings.values()):
+        order = sorted(timings, key=lambda c: (c != incumbent, timings[c].median))
+    else:
+        sure = {c: t for c, t in timings.items() if t.count >= FEW}
+        if own is not None and incumbent not in sure:  # then only who is far ahead of it is believed
+            sure = {c: t for c, t in sure.items() if 2 * t.median < own.median} | {incumbent: own}
+        order = rank(sure, incumbent)
+        order += sorted([c for c in timings if c not in order], key=lambda c: timings[c].median)
     return [(kernels[k], c) for k, c in order]
 
 
-def settled(trials: list[Trial]) -> bool:
+def settled(trials: Sequence[Trial | Timed]) -> bool:
     """Are the trials enough to choose by: have the best one, and those not far behind it, been timed often enough?
 
     Where the time for a problem did not reach, they have not (see `kept`), and the next process goes on.
     """
-    usable = [t for t in trials if t.status == "ok" and t.median_s is not None]
-    best = min((t.median_s for t in usable if t.median_s is not None), default=None)
-    return best is not None and all(t.count >= FEW for t in usable if t.median_s is not None and t.median_s <= best * NEAR)
+    usable = [(t.median_s, t.count) for t in trials if t.status == "ok" and t.median_s is not None]
+    if not usable:
+        return False
+    limit = min(usable)[0] * NEAR
+    return all(count >= FEW for median, count in usable if median <= limit)
 
 
-def _stored(key: Key, problem: Problem, device: Device) -> list[Trial]:
+def _stored(key: Key, problem: Problem, device: Device) -> Sequence[Trial | Timed]:
     """Trials of the kernels as they are now."""
-    return _unkept.get(key) or store().ranking(key, current(device.kernels(problem.op)))
+    return _unkept.get(key) or store().ranking(key, current(device.kernels(problem.op)), ahead=True)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import os
 import random
 import sqlite3
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from tilewright._files import write_atomically
@@ -45,6 +46,7 @@ SCHEMA = 1
 FORMAT = {"format": "tilewright-trials", "version": 1}
 WAIT_S = 5.0  # for another process's write
 ATTEMPTS = 4
+MOST_AHEAD = 20_000  # rows read ahead: some 50 ms
 
 _SCHEMA = """
 CREATE TABLE problems (
@@ -60,6 +62,9 @@ _SAME_KEY = "problem = ? AND device = ? AND driver = ? AND library = ? AND preci
 _ID = f"SELECT id FROM problems WHERE {_SAME_KEY}"
 _ROW = "kernel, config, version, source, status, median, spread, count, reason, at, crc"
 _TRIALS = f"SELECT {_ROW} FROM trials WHERE problem = ({_ID})"
+_PLACE = f"""
+SELECT p.problem, {_ROW} FROM trials t JOIN problems p ON p.id = t.problem WHERE status = 'ok'
+AND device = ? AND driver = ? AND library = ? AND precision = ? AND threads = ? AND deterministic = ? LIMIT ?"""
 _KEY = "problem, device, driver, library, precision, threads, deterministic"
 _PUT_KEY = f"INSERT OR IGNORE INTO problems ({_KEY}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PUT = f"INSERT OR REPLACE INTO trials (problem, {_ROW}) VALUES ({', '.join('?' * 12)})"
@@ -120,6 +125,17 @@ class Trial:
                 raise ArgumentError(f"a trial of {self.kernel} has {name}={value}; it must be finite and not negative")
 
 
+class Timed(NamedTuple):
+    """Of a trial that is ok, what a choice is made by."""
+
+    kernel: str
+    config: Config
+    median_s: float
+    spread_s: float | None
+    count: int
+    status: str = "ok"
+
+
 # -- texts and hashes --------------------------------------------------------------------------------------------------
 
 
@@ -134,13 +150,19 @@ def problem_text(problem: Problem) -> str:
     return f"{problem.op}({inputs}) -> ({outputs}){attrs} precision={problem.precision}"
 
 
+@functools.lru_cache(maxsize=1024)
 def _spec_text(s: Spec) -> str:
     return f"{s.dtype.name}[{','.join(map(str, s.shape))}]{'' if s.layout == CONTIGUOUS else ' ' + s.layout}"
 
 
+_PLAIN = frozenset((int, float, bool, type(None)))
+
+
 def _attr_text(value: Any, problem: Problem) -> str:
     kind = type(value)
-    if value is None or kind in (int, float, bool):
+    if kind in _PLAIN:
+        return repr(value)
+    if kind is tuple and len(value) > 1 and _PLAIN.issuperset(map(type, value)):  # the most usual, in one go
         return repr(value)
     if kind is str:
         return json.dumps(value)
@@ -269,6 +291,7 @@ class Store:
         self._inode = 0
         self._readonly = False
         self._off = False  # foreign or out of reach: not tried again in this process
+        self._ahead: dict[tuple[Any, ...], dict[bytes, list[Any]]] = {}  # rows read ahead, by place and problem
         _stores.add(self)
 
     # -- rows
@@ -279,13 +302,31 @@ class Store:
 
     def trials(self, key: Key) -> list[Trial]:
         """Every trial of the key, in order of kernel and config; stale ones too."""
-        return self._select(key, lambda row: True)
+        return self._select(key, lambda row: True, _trial)
 
-    def ranking(self, key: Key, current: Current) -> list[Trial]:
-        """The trials that are ok and of the kernels as they are in `current`, fastest median first."""
-        found = self._select(key, lambda row: row[4] == b"ok" and current.get(_text(row[0])) == (row[2], _text(row[3])))
-        found.sort(key=lambda t: t.median_s)  # type: ignore[arg-type, return-value]
+    def ranking(self, key: Key, current: Current, ahead: bool = False) -> list[Timed]:
+        """What is ok, and of the kernels as they are in `current`, fastest median first.
+
+        ahead: read all problems of the key's device and versions at the first call, unless there are very many, so that the
+        next ones need not go to the file. What other processes write after that is seen for new problems only.
+        """
+        rows = self._read_ahead(key) if ahead else None
+        found = self._select(key, lambda row: row[4] == b"ok" and _is_now(row, current), _timed, rows)
+        found.sort(key=_by_median)
         return found
+
+    def _read_ahead(self, key: Key) -> list[Any] | None:
+        """The key's rows as they were read ahead; None where they must be asked for."""
+        problem, *place = _values(key)
+        known = self._ahead.get(tuple(place))
+        if known is None:
+            known = {}
+            for text, *row in self._read(lambda db: db.execute(_PLACE, (*place, MOST_AHEAD + 1)).fetchall(), []):
+                known.setdefault(text, []).append(row)
+            if sum(map(len, known.values())) > MOST_AHEAD:
+                known = {}
+            self._ahead[tuple(place)] = known
+        return known.get(problem.encode())
 
     def items(self) -> list[tuple[Key, Trial]]:
         """Every trial with its key, ordered."""
@@ -368,6 +409,7 @@ class Store:
     def close(self) -> None:
         """Close the file. The store may be used again, which opens it anew."""
         with _lock:
+            self._ahead.clear()
             self._drop()
 
     def __del__(self) -> None:
@@ -380,14 +422,15 @@ class Store:
 
     # -- reading and writing
 
-    def _select(self, key: Key, wanted: Callable[[Any], bool]) -> list[Trial]:
-        rows = self._read(lambda db: db.execute(_TRIALS, _values(key)).fetchall(), [])
+    def _select(self, key: Key, wanted: Callable[[Any], bool], make: Callable[[Any, int], T], rows: list[Any] | None = None) -> list[T]:
+        if rows is None:
+            rows = self._read(lambda db: db.execute(_TRIALS, _values(key)).fetchall(), [])
         out = []
         seed = _key_crc(key) if rows else 0
         for row in rows:
             if wanted(row):
                 try:
-                    out.append(_trial(row, seed))
+                    out.append(make(row, seed))
                 except _BAD_ROW:
                     self._warn("some rows are damaged and count as not measured; measure again, or delete the file")
         return out
@@ -419,6 +462,8 @@ class Store:
         return default if found is None else found
 
     def _write(self, work: Callable[[sqlite3.Connection], T], create: bool) -> T | None:
+        self._ahead.clear()
+
         def transaction(db: sqlite3.Connection) -> T | None:
             if self._readonly:
                 self._warn("the store cannot be written, so new measurements are not kept; TILEWRIGHT_CACHE names another folder")
@@ -681,12 +726,29 @@ def _trial(row: Any, seed: int) -> Trial:
     if _crc(row, seed) != row[10]:
         raise ValueError("checksum")
     kernel, config, version, source, status, median, spread, count, reason, at, _ = row
-    trial = object.__new__(Trial)  # it was checked when it was written, and this is on the way to a first call
+    trial = object.__new__(Trial)  # it was checked when it was written
     trial.__dict__.update(
         kernel=kernel.decode(), config=parse_config(config.decode()), version=version, source=source.decode(), status=status.decode(),
         median_s=median, spread_s=spread, count=count, reason=reason.decode(), when=at,
     )  # fmt: skip
     return trial
+
+
+def _timed(row: Any, seed: int) -> Timed:
+    """As `_trial`, of a row that is ok, and with no more than a choice needs: this is on the way to a first call."""
+    if _crc(row, seed) != row[10]:
+        raise ValueError("checksum")
+    return Timed(_name(row[0]), _config(row[1]), row[5], row[6], row[7])
+
+
+_name = functools.lru_cache(maxsize=4096)(bytes.decode)
+_config = functools.lru_cache(maxsize=4096)(lambda text: parse_config(text.decode()))
+_by_median = operator.attrgetter("median_s")
+
+
+def _is_now(row: Any, current: Current) -> bool:
+    now = current.get(_text(row[0]))
+    return now is not None and row[2] == now[0] and _text(row[3]) == now[1]
 
 
 def _salvage(file: str) -> list[tuple[Key, Trial]]:
