@@ -110,7 +110,7 @@ def test_the_text_tells_all():
     problem = Problem("conv2d", Conv2dAttrs(activation="relu"), (x, w, None, None), (y,))
     assert problem_text(problem) == (
         "conv2d(float32[1,3,8,8] channels_last, float32[4,3,3,3] channels_last, -, -) -> (float32[1,4,6,6] channels_last) "
-        'Conv2dAttrs(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1, activation="relu", alpha=0.0, beta=0.0) precision=float32'
+        "Conv2dAttrs(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1, activation='relu', alpha=0.0, beta=0.0) precision=float32"
     )
     rivals = [
         replace(problem, precision="bfloat16"),

@@ -6,6 +6,7 @@ particular kind of device.
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import time
@@ -189,22 +190,27 @@ class _Entry(NamedTuple):
 def ranked(trials: Iterable[Trial | Timed], problem: Problem, device: Device) -> list[Candidate]:
     """The usable trials' candidates, best first; the default before those that do not beat it by more than the noise."""
     kernels = {k.id: k for k in device.kernels(problem.op)}
-    timings = {(t.kernel, t.config): _Entry(t.median_s, t.spread_s, t.count) for t in trials if t.status == "ok" and t.kernel in kernels}
-    if not timings:
+    usable = [t for t in trials if t.status == "ok" and t.kernel in kernels]
+    if not usable:
         return []
-    there = {k for k, _ in timings}
+    there = {t.kernel for t in usable}
     first = next(k for k in kernels if k in there)
     incumbent = (first, next(iter(kernels[first].configs(problem, device)), ()))
+    usable.sort(key=_by_median)
+    best = usable[0]
+    if (best.kernel, best.config) == incumbent:
+        return [(kernels[t.kernel], t.config) for t in usable]
+    timings = {(t.kernel, t.config): _Entry(t.median_s, t.spread_s, t.count) for t in usable}
     own = timings.get(incumbent)
-    if own is not None and all(t.median >= own.median for t in timings.values()):
-        order = sorted(timings, key=lambda c: (c != incumbent, timings[c].median))
-    else:
-        sure = {c: t for c, t in timings.items() if t.count >= FEW}
-        if own is not None and incumbent not in sure:  # then only who is far ahead of it is believed
-            sure = {c: t for c, t in sure.items() if 2 * t.median < own.median} | {incumbent: own}
-        order = rank(sure, incumbent)
-        order += sorted([c for c in timings if c not in order], key=lambda c: timings[c].median)
+    sure = {c: t for c, t in timings.items() if t.count >= FEW}
+    if own is not None and incumbent not in sure:  # then only who is far ahead of it is believed
+        sure = {c: t for c, t in sure.items() if 2 * t.median < own.median} | {incumbent: own}
+    order = rank(sure, incumbent)
+    order += [c for c in timings if c not in order]
     return [(kernels[k], c) for k, c in order]
+
+
+_by_median = operator.attrgetter("median_s")
 
 
 def settled(trials: Sequence[Trial | Timed]) -> bool:

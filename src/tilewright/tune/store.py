@@ -146,7 +146,9 @@ def problem_text(problem: Problem) -> str:
     """
     inputs = ", ".join(["-" if s is None else _spec_text(s) for s in problem.inputs])
     outputs = ", ".join([_spec_text(s) for s in problem.outputs])
-    attrs = "" if problem.attrs is None else f" {_attr_text(problem.attrs, problem)}"
+    attrs = "" if problem.attrs is None else f" {problem.attrs!r}"  # plain values, whose repr is exact: 1, 1.0 and True differ
+    if " at 0x" in attrs or "array(" in attrs:
+        _check_attr(problem.attrs, problem)
     return f"{problem.op}({inputs}) -> ({outputs}){attrs} precision={problem.precision}"
 
 
@@ -155,28 +157,16 @@ def _spec_text(s: Spec) -> str:
     return f"{s.dtype.name}[{','.join(map(str, s.shape))}]{'' if s.layout == CONTIGUOUS else ' ' + s.layout}"
 
 
-_PLAIN = frozenset((int, float, bool, type(None)))
-
-
-def _attr_text(value: Any, problem: Problem) -> str:
+def _check_attr(value: Any, problem: Problem) -> None:
+    """Raises ArgumentError for what has no text of its own."""
     kind = type(value)
-    if kind in _PLAIN:
-        return repr(value)
-    if kind is tuple and len(value) > 1 and _PLAIN.issuperset(map(type, value)):  # the most usual, in one go
-        return repr(value)
-    if kind is str:
-        return json.dumps(value)
-    if kind is DType:
-        return value.name
     if isinstance(value, tuple):
-        parts = [_attr_text(v, problem) for v in value]
-        names = getattr(value, "_fields", None)
-        if names is None:
-            return f"({', '.join(parts)})"
-        return f"{kind.__name__}({', '.join([f'{n}={p}' for n, p in zip(names, parts, strict=True)])})"
-    raise ArgumentError(
-        f"{problem.op}: an attribute of type {kind.__name__} cannot key a measurement; use numbers, strings, dtypes, None or tuples of them"
-    )
+        for v in value:
+            _check_attr(v, problem)
+    elif value is not None and kind not in (int, float, bool, str, DType):
+        raise ArgumentError(
+            f"{problem.op}: an attribute of type {kind.__name__} cannot key a measurement; use numbers, strings, dtypes, None or tuples of them"
+        )
 
 
 def config_text(config: Config) -> str:
@@ -291,7 +281,7 @@ class Store:
         self._inode = 0
         self._readonly = False
         self._off = False  # foreign or out of reach: not tried again in this process
-        self._ahead: dict[tuple[Any, ...], dict[bytes, list[Any]]] = {}  # rows read ahead, by place and problem
+        self._ahead: dict[tuple[Any, ...], dict[str, list[Any]]] = {}  # what was read ahead, by place and problem
         _stores.add(self)
 
     # -- rows
@@ -310,23 +300,33 @@ class Store:
         ahead: read all problems of the key's device and versions at the first call, unless there are very many, so that the
         next ones need not go to the file. What other processes write after that is seen for new problems only.
         """
-        rows = self._read_ahead(key) if ahead else None
-        found = self._select(key, lambda row: row[4] == b"ok" and _is_now(row, current), _timed, rows)
+        if ahead:
+            place = (key.device, key.driver, key.library, key.precision, key.threads, key.deterministic)
+            known = self._ahead.get(place)
+            if known is None:
+                known = self._ahead[place] = self._read_ahead(place)
+            there = known.get(key.problem)
+            if there is not None:
+                return [t for t, now in there if current.get(t.kernel) == now]
+        found = self._select(key, lambda row: row[4] == b"ok" and _is_now(row, current), _timed)
         found.sort(key=_by_median)
         return found
 
-    def _read_ahead(self, key: Key) -> list[Any] | None:
-        """The key's rows as they were read ahead; None where they must be asked for."""
-        problem, *place = _values(key)
-        known = self._ahead.get(tuple(place))
-        if known is None:
-            known = {}
-            for text, *row in self._read(lambda db: db.execute(_PLACE, (*place, MOST_AHEAD + 1)).fetchall(), []):
-                known.setdefault(text, []).append(row)
-            if sum(map(len, known.values())) > MOST_AHEAD:
-                known = {}
-            self._ahead[tuple(place)] = known
-        return known.get(problem.encode())
+    def _read_ahead(self, place: tuple[Any, ...]) -> dict[str, list[Any]]:
+        """Of all problems of a device and versions what is ok, fastest first: (what was timed, of which version and source)."""
+        rows = self._read(lambda db: db.execute(_PLACE, (*place[:5], int(place[5]), MOST_AHEAD + 1)).fetchall(), [])
+        known: dict[str, list[Any]] = {}
+        seeds: dict[bytes, tuple[str, int]] = {}
+        for text, *row in rows if len(rows) <= MOST_AHEAD else ():
+            if text not in seeds:
+                problem = text.decode(errors="replace")
+                seeds[text] = problem, _key_crc(Key(problem, *place))
+            problem, seed = seeds[text]
+            with contextlib.suppress(*_BAD_ROW):  # asked for by itself, it gives a warning
+                known.setdefault(problem, []).append((_timed(row, seed), (row[2], row[3].decode())))
+        for found in known.values():
+            found.sort(key=lambda entry: entry[0].median_s)
+        return {problem: found for problem, found in known.items() if found}
 
     def items(self) -> list[tuple[Key, Trial]]:
         """Every trial with its key, ordered."""
@@ -422,9 +422,8 @@ class Store:
 
     # -- reading and writing
 
-    def _select(self, key: Key, wanted: Callable[[Any], bool], make: Callable[[Any, int], T], rows: list[Any] | None = None) -> list[T]:
-        if rows is None:
-            rows = self._read(lambda db: db.execute(_TRIALS, _values(key)).fetchall(), [])
+    def _select(self, key: Key, wanted: Callable[[Any], bool], make: Callable[[Any, int], T]) -> list[T]:
+        rows = self._read(lambda db: db.execute(_TRIALS, _values(key)).fetchall(), [])
         out = []
         seed = _key_crc(key) if rows else 0
         for row in rows:
