@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--visits", type=int, default=8, help="program starts that meet a problem before its choice is judged")
+    parser.add_argument("--visits", type=int, default=12, help="program starts that meet a problem before its choice is judged")
     parser.add_argument("--limit", type=int, default=0, help="only so many problems, spread over all")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ particular kind of device.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 import threading
@@ -21,7 +22,7 @@ from tilewright.config import POLICIES, config
 from tilewright.devices.api import Config, Device, Kernel, Launch, Problem, Unusable
 from tilewright.errors import ArgumentError, KernelError
 from tilewright.tune import worker
-from tilewright.tune.bench import rank
+from tilewright.tune.bench import FEWEST, SETTLED, rank, standard_error
 from tilewright.tune.check import Material, describe
 from tilewright.tune.load import Load
 from tilewright.tune.lock import Lock
@@ -34,7 +35,9 @@ SLOW = 1e8  # operations, or elements, beyond which generic kernels are not trie
 GENERIC = 100  # the rank from which a kernel is one that takes anything
 FULL_S = 5.0  # seconds a problem by the policy "full"
 FEW = 3  # samples below which a candidate is not believed to be faster
-NEAR = 1.25  # times the best median: beyond it a candidate has lost for good
+# So many samples, and so many times the best median: a candidate that is beyond has lost for good. The first launch of all is
+# slower than the next, so that few samples say little.
+LOST = ((8, 1.0), (5, 1.05), (3, 1.3), (1, 2.5))
 SAY_AFTER_S = 1.0  # measuring that takes longer than this in all is told of
 
 
@@ -214,15 +217,24 @@ _by_median = operator.attrgetter("median_s")
 
 
 def settled(trials: Sequence[Trial | Timed]) -> bool:
-    """Are the trials enough to choose by: have the best one, and those not far behind it, been timed often enough?
+    """Are the trials enough to choose by: has each been timed often enough for how far it is behind the best one?
 
     Where the time for a problem did not reach, they have not (see `kept`), and the next process goes on.
     """
-    usable = [(t.median_s, t.count) for t in trials if t.status == "ok" and t.median_s is not None]
+    usable = [t for t in trials if t.status == "ok" and t.median_s is not None]
     if not usable:
         return False
-    limit = min(usable)[0] * NEAR
-    return all(count >= FEW for median, count in usable if median <= limit)
+    best = min([t.median_s for t in usable if t.median_s is not None])
+    return all(_done(t, best) for t in usable)
+
+
+def _done(t: Trial | Timed, best: float) -> bool:
+    """Does a candidate need no more samples, where `best` is the lowest median?"""
+    if t.status != "ok" or t.median_s is None:
+        return True
+    limit = next((times for least, times in LOST if t.count >= least), math.inf)
+    sure = t.spread_s is not None and t.count >= FEWEST and standard_error(t.spread_s, t.count) <= SETTLED * t.median_s
+    return sure or t.median_s >= best * limit
 
 
 def _stored(key: Key, problem: Problem, device: Device) -> Sequence[Trial | Timed]:
@@ -298,8 +310,8 @@ def measure(problem: Problem, device: Device, op: Any, *, budget_s: float, known
     now = current(device.kernels(problem.op))
     before = {(t.kernel, t.config): t for t in known if now.get(t.kernel) == (t.version, t.source)}
     best = min((t.median_s for t in before.values() if t.status == "ok" and t.median_s is not None), default=0.0)
-    done = {c: t for c, t in before.items() if t.status != "ok" or t.median_s is None or t.median_s > best * NEAR}
-    rivals = [c for c in rivals if (c[0].id, c[1]) not in done]
+    lost = {c for c, t in before.items() if t.status != "ok" or ((t.median_s or 0.0) > best and _done(t, best))}
+    rivals = [c for c in rivals if (c[0].id, c[1]) not in lost]
     rivals.sort(key=lambda c: (c[0].id, c[1]) in before)  # stable: in rank order within
     try:
         material = Material(op, problem)
@@ -345,7 +357,7 @@ def kept(found: Iterable[worker.Trial], rivals: Iterable[Candidate]) -> list[Tri
     """
     kernels = {k.id: k for k, _ in rivals}
     found = list(found)
-    most = FEW - 1 if any(t.status == "skipped" for t in found) else sys.maxsize
+    most = LOST[0][0] - 1 if any(t.status == "skipped" for t in found) else sys.maxsize
     return [
         Trial(
             t.kernel, t.config, kernels[t.kernel].version, source_hash(kernels[t.kernel]), t.status, t.median, t.spread, min(t.count, most), t.reason
