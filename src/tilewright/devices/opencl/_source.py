@@ -28,8 +28,8 @@ _TYPES = """
 #ifdef FP64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
-inline float tw_from_bfloat16(const ushort v) { return as_float((uint)v << 16); }
-inline ushort tw_to_bfloat16(const float v) {  // to nearest, ties to even; NaN stays NaN
+static float tw_from_bfloat16(const ushort v) { return as_float((uint)v << 16); }
+static ushort tw_to_bfloat16(const float v) {  // to nearest, ties to even; NaN stays NaN
   const uint u = as_uint(v);
   return isnan(v) ? (ushort)((u >> 16) | 0x40u) : (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
