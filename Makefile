@@ -11,7 +11,7 @@ RUN := $(VENV)/.run-$(KEY)
 DEV := $(VENV)/.dev-$(KEY)
 DOCS := $(VENV)/.docs-$(KEY)
 
-.PHONY: help demo test test-onednn test-no-onednn bench lint format docs clean
+.PHONY: help demo test system test-onednn test-no-onednn bench lint format docs clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -26,7 +26,10 @@ $(DOCS):
 demo: $(RUN)  ## train on handwritten digits, then classify PNG files in a new process
 	$(BIN)/python examples/demo.py
 
-test: test-no-onednn test-onednn  ## all tests, with oneDNN and (a core part) without
+test: system test-no-onednn test-onednn  ## all tests, with oneDNN and (a core part) without
+
+system:
+	@tools/system.sh
 
 test-onednn: $(DEV)
 	$(BIN)/python -m pytest -q

@@ -27,6 +27,7 @@ class _Mode(threading.local):
     def __init__(self) -> None:
         self.enabled = True
         self.before: list[bool] = []
+        self.node: Node | None = None  # whose gradient is computed now
 
 
 mode = _Mode()
@@ -237,6 +238,7 @@ def _run(
                 raise AutogradError(f"{node.op.name}: this graph was already walked and freed; pass retain_graph=True to the first backward")
             node.check_unchanged()
             all_needs, node.needs = node.needs, needs
+            mode.node = node
             try:
                 back = node.op.vjp(node, *gradients)  # type: ignore[misc]
             finally:
@@ -262,6 +264,7 @@ def _run(
                 leaf.grad = _own(gradient, lent) if leaf.grad is None else leaf.grad + gradient
     finally:
         mode.enabled = before
+        mode.node = None
     return found
 
 

@@ -158,7 +158,7 @@ def test_tune_and_explain(tmp_path, monkeypatch):
     assert status["problems"] == report["problems"]
     assert status["trials"]["ok"] > report["problems"]
     assert sum(status["trials"][s] for s in ("wrong", "failed", "timeout")) == 0
-    entries = json.loads(run("explain", "shapes.csv", "--direction", "all", "--json", cwd=tmp_path).stdout)
+    entries = json.loads(run("explain", "shapes.csv", "--direction", "all", "--json", cwd=tmp_path).stdout)["calls"]
     assert len(entries) == report["problems"]
     for entry in entries:
         timed = [c["kernel"] for c in entry["candidates"] if c["status"] == "ok"]
@@ -166,7 +166,7 @@ def test_tune_and_explain(tmp_path, monkeypatch):
         assert all(c["reasons"] for c in entry["candidates"] if c["status"] == "rejected")
     monkeypatch.setenv("TILEWRIGHT_LOCK", "l.json")
     pinned = json.loads(run("explain", "shapes.csv", "--json", cwd=tmp_path).stdout)
-    assert pinned[0]["chosen"]
+    assert pinned["calls"][0]["chosen"]
     (tmp_path / "more.csv").write_text(SHAPES.replace("10,10,16", "11,11,16"))
     assert "l.json: pins no kernel for conv2d" in run("explain", "more.csv", cwd=tmp_path, code=2).stderr
     monkeypatch.delenv("TILEWRIGHT_LOCK")

@@ -20,9 +20,14 @@ def sizes(text: str) -> tuple[int, ...]:
         shape = tuple(int(s) for s in text.lower().split("x"))
     except ValueError:
         shape = ()
-    if not shape or min(shape) < 1:
-        raise ArgumentError(f"--input {text!r} must be sizes joined by x, for example 1x3x224x224")
+    if len(shape) != 4 or min(shape) < 1:
+        raise ArgumentError(f"--input {text!r} must be sizes joined by x, NxCxHxW, for example 1x3x224x224")
     return shape
+
+
+def check_direction(direction: str) -> None:
+    if direction not in DIRECTIONS:
+        raise ArgumentError(f"--direction {direction!r} must be one of {', '.join(DIRECTIONS)}")
 
 
 def of_target(target: str, shape: tuple[int, ...], direction: str, device: Device) -> list[Problem]:
@@ -30,8 +35,7 @@ def of_target(target: str, shape: tuple[int, ...], direction: str, device: Devic
 
     direction: "forward" (inference), "train" (a step: forward in training mode and backward) or "all".
     """
-    if direction not in DIRECTIONS:
-        raise ArgumentError(f"--direction {direction!r} must be one of {', '.join(DIRECTIONS)}")
+    check_direction(direction)
     if target.endswith(".csv"):
         return _of_shapes(target, direction)
     return _of_model(target, shape, direction, device)

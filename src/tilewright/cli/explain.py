@@ -12,35 +12,53 @@ def run(
     input: str = typer.Option("1x3x224x224", help="NxCxHxW, for a model."),
     direction: str = typer.Option("forward", help="forward, train or all."),
     device: str = typer.Option(None, help="cpu; TILEWRIGHT_DEVICE sets the default."),
-    rejected: bool = typer.Option(False, help="Print the reason of every rejected candidate too."),
+    rejected: bool = typer.Option(False, help="Print every other candidate too, with its time or the reason why it is not taken."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """For every problem of a model: the kernel chosen, its measured time, the runner-up's, and what was rejected and why."""
+    """Layer by layer: the kernel chosen, its time, the runner-up's, and how near it comes to which limit of the device."""
     from tilewright.cli._app import emit
-    from tilewright.cli._problems import of_target, sizes
+    from tilewright.cli._explain import gather
+    from tilewright.cli._problems import check_direction, sizes
     from tilewright.devices import get
-    from tilewright.ops._op import find
-    from tilewright.tune import select
 
-    place = get(device)
-    report: list[dict[str, Any]] = []
-    for problem in of_target(target, sizes(input), direction, place):
-        select.choose(problem, place, find(problem.op))  # measures it where the policy says so
-        rows = select.explain(problem, place)
-        usable = [r for r in rows if r["status"] in ("ok", "unmeasured")]
-        chosen = usable[0] if usable else None
-        report.append({"problem": str(problem), "op": problem.op, "chosen": chosen, "candidates": rows})
+    check_direction(direction)
+    report = gather(target, sizes(input), direction, get(device))
     if as_json:
         emit(report)
         return
-    for entry in report:
-        print(entry["problem"])
-        for row in entry["candidates"]:
-            if row["status"] == "rejected" and not rejected:
-                continue
-            took = "not measured" if row["median_s"] is None else f"{row['median_s'] * 1e6:10.1f} us"
-            mark = "*" if row is entry["chosen"] else " "
-            why = f"  {row['status']}: {'; '.join(row['reasons'])}" if row["status"] not in ("ok", "unmeasured") else ""
-            print(f"  {mark} {took:>14}  {row['kernel']} {dict(row['config']) or ''}{why}")
-    if any(e["chosen"] and e["chosen"]["median_s"] is None and len(e["candidates"]) > 1 for e in report):
+    limits = report["ceilings"]
+    rates = [rate for _, rate in limits["bandwidths"]]
+    print(
+        f"{report['device']['identity'][0]}: at most {limits['flops'] / 1e9:.0f} GFLOP/s, {max(rates) / 1e9:.0f} GB/s in caches and "
+        f"{rates[-1] / 1e9:.0f} beyond, {limits['launch_s'] * 1e6:.1f} us a launch"
+    )
+    print(f"{'layer':32} {'':14} {'us':>9} {'of limit':>9}  {'limit':8} {'runner-up us':>12}  kernel")
+    for call in report["calls"]:
+        print(_line(call))
+        if rejected:
+            for row in call["candidates"]:
+                if (row["kernel"], dict(row["config"])) != (call["kernel"], call["config"]):
+                    why = f"{row['status']}: {'; '.join(row['reasons'])}" if row["reasons"] else row["status"]
+                    print(f"{'':34} {_us(row['median_s']):>22} {row['kernel']} {dict(row['config']) or ''} {why}")
+    for name, what in (("", "forward"), ("train_", "forward and backward in training")):
+        if f"{name}whole_s" in report:
+            whole, sum_s = report[f"{name}whole_s"], report[f"{name}kernels_s"]
+            print(f"{what}: {whole * 1e3:.3f} ms, of which the kernels above {sum_s * 1e3:.3f} ms ({sum_s / whole:.0%}); the rest is the host's")
+    if any(c["seconds"] is None for c in report["calls"]):
         print("what is not measured is taken in order of rank; `tilewright tune` measures it")
+
+
+def _line(call: dict[str, Any]) -> str:
+    share = "" if call["share"] is None else f"{call['share']:.0%}"
+    other = call["runner_up"]
+    name = call["layer"] or call["op"]
+    config = f" {call['config']}" if call["config"] else ""
+    return (
+        f"{name[-32:]:32} {call['direction']:14} {_us(call['seconds']):>9} {share:>9}  {call['limit']:8} "
+        f"{_us(other['median_s'] if other else None):>12}  {call['kernel']}{config}"
+        f"{'' if call['layer'] else ' ' + call['problem'][:90]}"
+    )
+
+
+def _us(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:.1f}"

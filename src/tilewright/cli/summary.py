@@ -15,15 +15,10 @@ def run(
     """Shapes, parameters, FLOPs and memory, layer by layer, without running the model."""
     from tilewright.cli._app import emit
     from tilewright.cli._data import load_model, make_model
-    from tilewright.errors import ArgumentError
+    from tilewright.cli._problems import sizes
     from tilewright.nn import summary
 
-    try:
-        shape = tuple(int(s) for s in input.lower().split("x"))
-    except ValueError:
-        shape = ()
-    if len(shape) != 4:
-        raise ArgumentError(f"--input {input!r} must be sizes joined by x, NxCxHxW, for example 1x3x224x224")
+    shape = sizes(input)
     if os.path.exists(model):
         net = load_model(model)[0]
     else:

@@ -30,6 +30,7 @@ from tilewright.nn.loss import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, K
 from tilewright.nn.module import Module, Parameter
 from tilewright.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
 from tilewright.nn.pool import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
+from tilewright.nn.profile import Profile, profile
 from tilewright.nn.resize import PixelShuffle, PixelUnshuffle, Upsample
 from tilewright.nn.summary import Summary, summary
 
@@ -38,6 +39,6 @@ __all__ = [
     "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "CrossEntropyLoss", "Dropout", "Dropout2d", "Embedding",
     "Flatten", "GroupNorm", "Hardsigmoid", "Hardswish", "Hardtanh", "HuberLoss", "Identity", "InstanceNorm2d", "KLDivLoss", "L1Loss",
     "LayerNorm", "LeakyReLU", "Linear", "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "Mish", "Module", "ModuleDict", "ModuleList",
-    "NLLLoss", "PReLU", "Parameter", "PixelShuffle", "PixelUnshuffle", "ReLU", "ReLU6", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss",
-    "Softmax", "Softplus", "Softsign", "Summary", "Tanh", "Upsample", "conv_bn_act", "init", "summary",
+    "NLLLoss", "PReLU", "Parameter", "PixelShuffle", "PixelUnshuffle", "Profile", "ReLU", "ReLU6", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss",
+    "Softmax", "Softplus", "Softsign", "Summary", "Tanh", "Upsample", "conv_bn_act", "init", "profile", "summary",
 ]  # fmt: skip

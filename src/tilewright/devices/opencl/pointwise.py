@@ -145,9 +145,7 @@ class PointwiseKernel(ClKernel):
         self.expression, self.numbers = expression, numbers
 
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
-        expression = self.expression
-        if callable(expression):
-            expression = expression(problem)
+        expression: Any = self.expression(problem) if callable(self.expression) else self.expression
         if isinstance(expression, tuple):
             first = next(s for s in problem.inputs if s is not None)
             expression = expression[0 if first.dtype.is_floating else 1]
