@@ -270,7 +270,7 @@ class Worker:
             os.close(handle)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path)
-        code = f"from tilewright.tune.worker import main; main({self._path!r})"
+        code = f"from tilewright.tune.worker import main; main({self._path!r}, {os.getpid()})"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.PIPE,
@@ -342,12 +342,12 @@ def _read(stream: Any, answers: queue.SimpleQueue[Any]) -> None:
 # -- the worker's side -------------------------------------------------------------------------------------------------
 
 
-def main(path: str) -> None:
-    """Serve requests from standard input until it ends. path: the file shared with the parent, for the marks."""
+def main(path: str, parent: int) -> None:
+    """Serve requests from standard input until it ends. path: the file shared with the process `parent`, for the marks."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a candidate prints must not come between the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_follow, args=(parent,), daemon=True)  # which may be gone already.start()
     with open(path, "r+b") as file:
         shared = mmap.mmap(file.fileno(), _MARK.size)
     marks = 0
