@@ -343,11 +343,11 @@ def _read(stream: Any, answers: queue.SimpleQueue[Any]) -> None:
 
 
 def main(path: str, parent: int) -> None:
-    """Serve requests from standard input until it ends. path: the file shared with the process `parent`, for the marks."""
+    """Serve requests from standard input until it ends. path: the file shared with the process `parent`, for the marks, which may be gone already."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a candidate prints must not come between the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
-    threading.Thread(target=_follow, args=(parent,), daemon=True)  # which may be gone already.start()
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     with open(path, "r+b") as file:
         shared = mmap.mmap(file.fileno(), _MARK.size)
     marks = 0
