@@ -52,10 +52,10 @@ def function(expression: str, operands: str, result: str) -> str:
 
 def flat_source(operands: str, repeats: str) -> str:
     """y[i] = f(operands[i]); those in `repeats` have one element. A work-item takes VECTOR neighbours."""
-    pointers = ", ".join(f"__global const T_{n} *restrict {n}" for n in operands)
+    pointers = ", ".join(f"__global const T_{n} *{n}" for n in operands)
     loads = ", ".join(f"LOAD_{n}({n}, {'0' if n in repeats else 'i'})" for n in operands)
     return f"""
-__kernel void flat({pointers}, __global T_y *restrict y, const P p, const P q, const INDEX n) {{
+__kernel void flat({pointers}, __global T_y *y, const P p, const P q, const INDEX n) {{
   const INDEX first = (INDEX)get_global_id(0) * {VECTOR};
   if (first + {VECTOR} <= n) {{
     #pragma unroll
@@ -69,14 +69,14 @@ __kernel void flat({pointers}, __global T_y *restrict y, const P p, const P q, c
 
 def strided_source(operands: str, rank: int) -> str:
     """y in its own order, from operands with a stride for each of `rank` axes (slowest first)."""
-    pointers = ", ".join(f"__global const T_{n} *restrict {n}" for n in operands)
+    pointers = ", ".join(f"__global const T_{n} *{n}" for n in operands)
     sizes = ", ".join(f"const INDEX d{k}" for k in range(1, rank))
     steps = ", ".join(f"const INDEX {n}{k}" for n in operands for k in range(rank))
     split = "".join(f"  const INDEX x{k} = rest % d{k}; rest /= d{k};\n" for k in range(rank - 1, 0, -1))
     loads = ", ".join(f"LOAD_{n}({n}, {' + '.join(f'x{k} * {n}{k}' for k in range(rank))})" for n in operands)
     tail = "".join(f", {part}" for part in (sizes, steps) if part)
     return f"""
-__kernel void strided({pointers}, __global T_y *restrict y, const P p, const P q, const INDEX n{tail}) {{
+__kernel void strided({pointers}, __global T_y *y, const P p, const P q, const INDEX n{tail}) {{
   const INDEX i = get_global_id(0);
   if (i >= n) return;
   INDEX rest = i;
@@ -136,11 +136,13 @@ def launch_of(
 
 
 class PointwiseKernel(ClKernel):
-    """An op by its expression, which may depend on the problem."""
+    """An op by its expression, which may depend on the problem. In place it reads each element before it writes it."""
 
     rank = 10
 
-    def __init__(self, op: str, expression: Any, numbers: Callable[[Problem], tuple[Any, Any]] | None = None) -> None:
+    def __init__(
+        self, op: str, expression: str | tuple[str, str] | Callable[[Problem], str], numbers: Callable[[Problem], tuple[Any, Any]] | None = None
+    ) -> None:
         self.op, self.id = op, f"opencl.{op}.pointwise"
         self.expression, self.numbers = expression, numbers
 
@@ -187,5 +189,10 @@ for _name, _text in _expr.DERIVATIVES.items():
 register(PointwiseKernel("clamp", "(a < p ? p : (a > q ? q : a))", _bounds))
 register(PointwiseKernel("clamp_grad", _expr.BINARY["clamp_grad"], _bounds))
 register(PointwiseKernel("where", "(a ? b : c)"))
+register(
+    PointwiseKernel(
+        "running_average", "((R(1) - p) * a + q * b)", lambda problem: (problem.attrs.momentum, problem.attrs.momentum * problem.attrs.scale)
+    )
+)
 register(PointwiseKernel("cast", _cast))
 register(PointwiseKernel("to_layout", "a"))
