@@ -41,8 +41,8 @@ def offset(index: str, prefix: str, rank: int, operands: Sequence[str]) -> tuple
     steps = [[f"{prefix}{o}{k}" for k in range(rank)] for o in operands]
     code = f"INDEX {prefix}rest = {index};\n"
     for k in range(rank - 1, 0, -1):
-        code += f"const INDEX {prefix}i{k} = {prefix}rest % {prefix}d{k}; {prefix}rest /= {prefix}d{k};\n"
-    code += f"const INDEX {prefix}i0 = {prefix}rest;\n"
+        code += f"const INDEX {prefix}_i{k} = {prefix}rest % {prefix}d{k}; {prefix}rest /= {prefix}d{k};\n"
+    code += f"const INDEX {prefix}_i0 = {prefix}rest;\n"
     for o, names in zip(operands, steps, strict=True):
-        code += f"const INDEX {prefix}_{o} = {' + '.join(f'{prefix}i{k} * {n}' for k, n in enumerate(names))};\n"
+        code += f"const INDEX {prefix}_{o} = {' + '.join(f'{prefix}_i{k} * {n}' for k, n in enumerate(names))};\n"
     return code, sizes, steps

@@ -195,4 +195,3 @@ register(
     )
 )
 register(PointwiseKernel("cast", _cast))
-register(PointwiseKernel("to_layout", "a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -94,7 +95,7 @@ class ReduceKernel(ClKernel):
 
     rank = 10
 
-    def __init__(self, op: str, body: Any, kind: str = "same") -> None:
+    def __init__(self, op: str, body: str | Callable[[Problem], str], kind: str = "same") -> None:
         self.op, self.id, self.body, self.kind = op, f"opencl.{op}.group", body, kind
 
     def configs(self, problem: Problem, device: Any) -> tuple[Config, ...]:
@@ -105,7 +106,7 @@ class ReduceKernel(ClKernel):
         assert x is not None
         real = "double" if x.dtype.name == "float64" else "float"
         acc = real if x.dtype.is_floating or self.kind == "real" else "long"
-        body = self.body(problem) if callable(self.body) else self.body
+        body: Any = self.body(problem) if callable(self.body) else self.body
         return launch_of(device, problem, config, problem.attrs.axes, body, acc, (getattr(problem.attrs, "correction", 0.0),))
 
 
