@@ -17,7 +17,6 @@ from tilewright.ops._op import Op
 from tilewright.ops.movement import CONCAT
 from tilewright.tensor import Tensor, tensor, zeros_like
 
-ALIGN = 64  # bytes between the starts of parameters
 SMALL = 1 << 15  # elements up to which a gradient is gathered with others; beyond, copying costs more than a call
 
 
@@ -32,14 +31,14 @@ class _Stretch:
         self.counts = [0] * len(params)  # updates of each
         first = params[0]
         device, self.dtype = first.device, first.dtype
-        item = self.dtype.itemsize
+        item, align = self.dtype.itemsize, device.alignment
         self.small = [i for i, p in enumerate(params) if p.size <= SMALL]
         self.large = [i for i, p in enumerate(params) if p.size > SMALL]
         self.starts = [0] * len(params)
         pads, total = {}, 0
         for i in self.small + self.large:
             self.starts[i] = total
-            room = -(-params[i].nbytes // ALIGN) * ALIGN // item
+            room = -(-params[i].nbytes // align) * align // item
             pads[i] = room - params[i].size
             total += room
             if i in self.small:
