@@ -22,6 +22,9 @@ TILES = (
     (64, 64, 16, 8, 4),
     (128, 32, 16, 8, 4),
     (64, 32, 16, 4, 4),
+    (32, 128, 16, 4, 8),
+    (32, 64, 16, 4, 4),
+    (32, 32, 32, 4, 4),
 )
 CPU_TILES = ((32, 32, 16, 8, 8),)
 NAMES = ("bm", "bn", "bk", "tm", "tn")
@@ -132,7 +135,7 @@ void gemm(__global const float *restrict a, __global const float *restrict b, __
         if (n + 2 < N) out[at + 2] = acc[i][j].z;
         if (n + 3 < N) out[at + 3] = acc[i][j].w;
 #else
-        const INDEX at = (INDEX)m * OM + (INDEX)g * OG + n;
+        const INDEX at = ROW(m) + (INDEX)g * OG + n;
         if (n < N) out[at] = FINISH(acc[i][j].x, at, n);
         if (n + 1 < N) out[at + 1] = FINISH(acc[i][j].y, at + 1, n + 1);
         if (n + 2 < N) out[at + 2] = FINISH(acc[i][j].z, at + 2, n + 2);
@@ -150,7 +153,7 @@ __kernel void join(__global const float *restrict parts, __global const float *r
   float acc = 0.0f;
   for (int s = 0; s < SPLIT; ++s) acc += parts[(INDEX)s * G * M * N + i];
   const int n = i % N, m = i / N % M, g = i / N / M;
-  const INDEX at = (INDEX)m * OM + (INDEX)g * OG + n;
+  const INDEX at = ROW(m) + (INDEX)g * OG + n;
   out[at] = FINISH(acc, at, n);
 }
 """
@@ -194,6 +197,7 @@ def product(
     group_step: int,
     along: tuple[bool, bool],
     size: int,
+    rows: str = "",
     bias: bool = False,
     residual: bool = False,
     activation: str | None = None,
@@ -201,7 +205,8 @@ def product(
     beta: float = 0.0,
 ) -> Callable[..., None]:
     """run(a, b, bias, residual, out). `loaders`: C of load_a(p, g, m, k, end) and load_b(p, g, k, n, end), each four elements along K where
-    `along` says so, else along M or N. Element (m, n) of group g goes to m * row + g * group_step + n. size: the largest operand's elements.
+    `along` says so, else along M or N. Element (m, n) of group g goes to m * row + g * group_step + n, or with
+    C `rows`, an expression in m, to that + g * group_step + n. size: the largest operand's elements.
     """
     values = dict(config)
     bm, bn, bk, split = values["bm"], values["bn"], values["bk"], values["split"]
@@ -219,7 +224,7 @@ def product(
         + "".join(f"#define {name.upper()} {values[name]}\n" for name in NAMES)
         + f"#define SPLIT {split}\n#define KS {share}\n#define A_ALONG_K {int(along[0])}\n#define B_ALONG_K {int(along[1])}\n"
         + (activation_source(activation, alpha, beta) if activation else "")
-        + f"#define FINISH(v, at, n) {finish}\n"
+        + f"#define FINISH(v, at, n) {finish}\n#define ROW(m) ({rows or '(INDEX)(m) * OM'})\n"
     )
     define = {"-cl-single-precision-constant": None}
     threads = (bm // values["tm"]) * (bn // values["tn"])

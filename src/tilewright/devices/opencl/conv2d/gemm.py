@@ -9,6 +9,7 @@ from tilewright.devices.opencl import _gemm
 from tilewright.devices.opencl._base import ClKernel
 from tilewright.devices.opencl._gemm import loader
 from tilewright.devices.opencl.conv2d.direct import _BIAS, launch_of, sizes, steps
+from tilewright.devices.opencl.movement import filler
 
 _MOST = 2**31 - 2**16
 
@@ -163,3 +164,76 @@ class WeightGrad(_Gemm):
             add(inputs[1], outputs[1])
 
         return both
+
+
+@kernel
+class InputGradByPhase(_Gemm):
+    """For strides: the input's pixels that meet the same taps together, a product for each such phase, without the zeros in between."""
+
+    id, op, rank = "opencl.conv2d_input_grad.phases", "conv2d_input_grad", 15
+
+    def refuse(self, problem: Problem, device: Any) -> list[str]:
+        return super().refuse(problem, device) or (["it is for strides above 1"] if problem.attrs.conv.stride == (1, 1) else [])
+
+    def shape(self, problem: Problem) -> tuple[int, int, int, int]:
+        _, w = _specs(*problem.inputs)
+        y, a = problem.outputs[0], problem.attrs.conv
+        share = a.stride[0] * a.stride[1]
+        k = max(1, w.shape[2] * w.shape[3] // share) * (w.shape[0] // a.groups)
+        return max(1, y.size // y.shape[1] // share), w.shape[1], k, a.groups
+
+    def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
+        (g, w), a, y = _specs(*problem.inputs), problem.attrs, problem.outputs[0]
+        groups, n = a.conv.groups, w.shape[1]
+        geometry = sizes(a.conv, y.shape, w.shape, g.shape)
+        f = geometry[4]
+        runs: list[Any] = []
+        empty = False
+        for ph in range(min(a.conv.stride[0], y.shape[2])):
+            rows = _taps(ph, a.conv.padding[0], w.shape[2], a.conv.stride[0], a.conv.dilation[0])
+            for pw in range(min(a.conv.stride[1], y.shape[3])):
+                columns = _taps(pw, a.conv.padding[1], w.shape[3], a.conv.stride[1], a.conv.dilation[1])
+                if not rows or not columns:
+                    empty = True
+                    continue
+                high, across = -(-(y.shape[2] - ph) // a.conv.stride[0]), -(-(y.shape[3] - pw) // a.conv.stride[1])
+                m, k = y.shape[0] * high * across, len(rows) * len(columns) * f
+                phase = {
+                    "PH0": ph, "PW0": pw, "HP": high, "WP": across, "R0": rows[0], "RS": _step(rows), "S0": columns[0], "SS": _step(columns),
+                    "SN": len(columns),
+                }  # fmt: skip
+                valid = (
+                    "const int f = k % F_, s = S0 + k / F_ % SN * SS, r = R0 + k / F_ / SN * RS; "
+                    "const int v = PW0 + m % WP * SW_, h = PH0 + m / WP % HP * SH_, i = m / WP / HP; "
+                    "const int oh = (h + PH_ - r * DH_) / SH_, ow = (v + PW_ - s * DW_) / SW_; "
+                    "const int ok_ = m < M && k < end && h + PH_ >= r * DH_ && v + PW_ >= s * DW_ && oh < OH_ && ow < OW_;"
+                )
+                address = "((i * OH_ + oh) * OW_ + ow) * (F_ * G_) + g * F_ + f"
+                loaders = _constants(geometry) + "".join(f"#define {name} {value}\n" for name, value in phase.items())
+                loaders += loader("a", address, valid, "k", f % 4 == 0)
+                place = "((g * F_ + k % F_) * (KH_ * KW_) + (R0 + k / F_ / SN * RS) * KW_ + S0 + k / F_ % SN * SS) * C_ + n"
+                loaders += loader("b", place, "const int ok_ = n < N && k < end;", "n", geometry[1] % 4 == 0)
+                runs.append(
+                    _gemm.product(
+                        device, config, loaders, m=m, n=n, k=k, groups=groups, row=n * groups, group_step=n, along=(True, False),
+                        size=max(g.size, w.size, y.size), rows="((INDEX)(m / WP / HP * H_ + PH0 + m / WP % HP * SH_) * W_ + PW0 + m % WP * SW_) * OM",
+                    )
+                )  # fmt: skip
+        clear = filler(device, y, 0) if empty else None
+
+        def run(inputs: Any, outputs: Any) -> None:
+            if clear is not None:
+                clear(outputs[0])
+            for part in runs:
+                part(inputs[0], inputs[1], None, None, outputs[0])
+
+        return run
+
+
+def _taps(phase: int, before: int, taps: int, stride: int, dilation: int) -> list[int]:
+    """Which taps a pixel of this phase meets: those that lead to a whole output position."""
+    return [t for t in range(taps) if (phase + before - t * dilation) % stride == 0]
+
+
+def _step(taps: list[int]) -> int:
+    return taps[1] - taps[0] if len(taps) > 1 else 1
