@@ -11,7 +11,7 @@ RUN := $(VENV)/.run-$(KEY)
 DEV := $(VENV)/.dev-$(KEY)
 DOCS := $(VENV)/.docs-$(KEY)
 
-.PHONY: help demo test system test-onednn test-no-onednn bench lint format docs clean
+.PHONY: help demo test system test-opencl test-onednn test-no-onednn bench lint format docs clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +36,10 @@ test-onednn: $(DEV)
 
 test-no-onednn: $(DEV)  ## the op and kernel contracts on NumPy alone
 	TILEWRIGHT_ONEDNN=off $(BIN)/python -m pytest -q tests/contract
+
+test-opencl: $(DEV) system  ## every kernel on the first OpenCL device that works (a quarter of an hour on PoCL)
+	$(BIN)/python -m pip --disable-pip-version-check -qq install 'pyopencl>=2024.1'
+	TILEWRIGHT_TEST_DEVICES=opencl:0 $(BIN)/python -m pytest -q tests/contract/test_kernels.py tests/unit/test_opencl.py
 
 bench: $(DEV)  ## host overhead, memory, training and inference times, into benchmarks/results
 	$(BIN)/python benchmarks/run_all.py

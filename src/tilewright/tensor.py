@@ -194,6 +194,8 @@ class Tensor:
                 device = target
             elif isinstance(target, Tensor):
                 device, dtype = target.device, target.dtype
+            elif isinstance(target, str) and target.partition(":")[0] in ("cuda", "gpu", "mps", "xpu"):
+                device = target  # another library's name for a device: the error says which there are
             else:
                 dtype = target
         out = self

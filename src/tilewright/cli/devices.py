@@ -10,9 +10,28 @@ import typer
 def found() -> list[dict[str, Any]]:
     """Each device of this machine with its facts, and what is missing and how to get it."""
     from tilewright.devices import get
+    from tilewright.errors import DeviceError
 
     out = [get("cpu").describe()]
-    out.append({"name": "opencl", "kind": "opencl", "missing": ["OpenCL devices are not supported by this version of Tilewright yet"]})
+    from tilewright.devices.opencl import runtime
+
+    try:
+        there = runtime.found()
+    except DeviceError as error:
+        return [*out, {"name": "opencl", "kind": "opencl", "missing": [str(error)]}]
+    number = 0
+    for device in there:
+        if device.fault:
+            out.append(
+                {"name": "opencl", "kind": "opencl", "model": device.name, "platform": device.platform, "missing": [f"passed over: {device.fault}"]}
+            )
+            continue
+        out.append(get(f"opencl:{number}").describe())
+        number += 1
+    if not there:
+        out.append(
+            {"name": "opencl", "kind": "opencl", "missing": ["no OpenCL driver lists a device; install the GPU vendor's, or PoCL for the CPU"]}
+        )
     return out
 
 

@@ -52,7 +52,7 @@ def conv_bn_act(conv: Any, bn: Any, x: Tensor, activation: str | None = None, re
     """
     b, c = bn.__dict__, conv.__dict__
     if (
-        not b["training"] and b["running_mean"] is not None and not b["_hooks"] and not c["_hooks"] and x.device.kind == "cpu"
+        not b["training"] and b["running_mean"] is not None and not b["_hooks"] and not c["_hooks"] and x.device.kind != "null"
         and not (mode.enabled and _wants_gradient(x, c["weight"], c["bias"], b["weight"], b["bias"], residual))
     ):  # fmt: skip
         weight, bias = folded(conv, bn)

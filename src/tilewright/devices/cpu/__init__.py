@@ -257,7 +257,7 @@ class CpuDevice(Device):
             "kind": self.kind,
             "model": _model(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "onednn": capi.load().version if missing is None else None,
+            "onednn": capi.load().version_string if missing is None else None,
             "missing": [] if missing is None else [missing],
         }
 

@@ -171,7 +171,7 @@ _opened: list[OpenCLDevice] = []
 
 def _in_child() -> None:
     for device in _opened:
-        device.queue = runtime.Forked()
+        device.queue = device.pool = runtime.Forked()  # type: ignore[assignment]
 
 
 if hasattr(os, "register_at_fork"):

@@ -190,6 +190,10 @@ class BatchNormTrain(_Norm):
 class BatchNormGrad(_Norm):
     id, op = "opencl.batch_norm_grad.group", "batch_norm_grad"
 
+    def refuse(self, problem: Problem, device: Any) -> list[str]:
+        mean = problem.inputs[2]
+        return ["it takes statistics in float32 or float64"] if mean is not None and mean.dtype.itemsize < 4 else []
+
     def prepare(self, problem: Problem, config: Config, device: Any) -> Launch:
         _, x, _, _, w, mask = problem.inputs
         assert x is not None

@@ -13,8 +13,8 @@ from tilewright.devices.opencl.program import launcher
 
 _SOURCE = """
 __kernel void resize(__global const T_x *restrict x, __global T_x *restrict y, __global const int *restrict rows,
-    __global const float *restrict row_w,
-    __global const int *restrict cols, __global const float *restrict col_w, const INDEX N, const INDEX C, const INDEX H, const INDEX W,
+    __global const REAL *restrict row_w,
+    __global const int *restrict cols, __global const REAL *restrict col_w, const INDEX N, const INDEX C, const INDEX H, const INDEX W,
     const INDEX OH, const INDEX OW, const INDEX RK, const INDEX CK, const int last) {
   const INDEX g = get_global_id(0);
   if (g >= N * C * OH * OW) return;
@@ -56,7 +56,7 @@ def table(a: Any, n: int, axis: int, backward: bool) -> tuple[np.ndarray, np.nda
         if t:
             lists[p if backward else o].append((o if backward else p, t))
     longest = max([len(v) for v in lists] + [1])
-    places, weights = np.full((len(lists), longest), -1, np.int32), np.zeros((len(lists), longest), np.float32)
+    places, weights = np.full((len(lists), longest), -1, np.int32), np.zeros((len(lists), longest))
     for k, found in enumerate(lists):
         for j, (p, t) in enumerate(sorted(found)):
             places[k, j], weights[k, j] = p, t
@@ -75,8 +75,9 @@ class Resize(ClKernel):
         a = problem.attrs.resize if self.backward else problem.attrs
         full = (y if self.backward else x).shape[2:]
         tables = [table(a, full[k], k, self.backward) for k in (0, 1)]
-        buffers = [device.upload(t, spec(t.shape, "int32" if t.dtype == np.int32 else "float32")) for pair in tables for t in pair]
         double = x.dtype.name == "float64"
+        kinds = ("int32", "float64" if double else "float32")
+        buffers = [device.upload(t, spec(t.shape, kind)) for pair in tables for t, kind in zip(pair, kinds, strict=True)]
         name = index_type(problem)
         kind: Any = np.int32 if name == "int" else np.int64
         source = prelude(x.dtype) + types(x=x) + f"#define INDEX {name}\n#define REAL {'double' if double else 'float'}\n{_SOURCE}"
