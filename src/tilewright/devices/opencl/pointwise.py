@@ -50,16 +50,22 @@ def function(expression: str, operands: str, result: str) -> str:
     return f"static C_y tw_f({arguments}, const P p, const P q) {{ return (C_y)({expression}); }}\n"
 
 
-def flat_source(operands: str, repeats: str) -> str:
-    """y[i] = f(operands[i]); those in `repeats` have one element. A work-item takes VECTOR neighbours."""
+def flat_source(operands: str, repeats: str, vector: bool) -> str:
+    """y[i] = f(operands[i]); those in `repeats` have one element. A work-item takes VECTOR neighbours, as one where all are float32."""
     pointers = ", ".join(f"__global const T_{n} *{n}" for n in operands)
     loads = ", ".join(f"LOAD_{n}({n}, {'0' if n in repeats else 'i'})" for n in operands)
+    whole = f"for (int k = 0; k < {VECTOR}; ++k) {{ const INDEX i = first + k; STORE_y(y, i, tw_f({loads}, p, q)); }}"
+    if vector:
+        reads = "".join(
+            f"const float4 v_{n} = {f'(float4)({n}[0])' if n in repeats else f'*(__global const float4 *)({n} + first)'}; " for n in operands
+        )
+        parts = ", ".join(f"tw_f({', '.join(f'v_{n}.{k}' for n in operands)}, p, q)" for k in "xyzw")
+        whole = f"{reads}*(__global float4 *)(y + first) = (float4)({parts});"
     return f"""
 __kernel void flat({pointers}, __global T_y *y, const P p, const P q, const INDEX n) {{
   const INDEX first = (INDEX)get_global_id(0) * {VECTOR};
   if (first + {VECTOR} <= n) {{
-    #pragma unroll
-    for (int k = 0; k < {VECTOR}; ++k) {{ const INDEX i = first + k; STORE_y(y, i, tw_f({loads}, p, q)); }}
+    {whole}
   }} else {{
     for (INDEX i = first; i < n; ++i) STORE_y(y, i, tw_f({loads}, p, q));
   }}
@@ -119,7 +125,8 @@ def launch_of(
     n = out.size
     scalars: list[Any] = [number(numbers[0]), number(numbers[1]), kind(n)]
     if len(sizes) == 1 and all(st[0] in (0, 1) for st in steps):
-        source = head + flat_source(operands, "".join(o for o, st in zip(operands, steps, strict=True) if st[0] == 0 and n > 1))
+        repeats = "".join(o for o, st in zip(operands, steps, strict=True) if st[0] == 0 and n > 1)
+        source = head + flat_source(operands, repeats, all(s.dtype.name == "float32" for s in (*ins, out)))
         entry, size = "flat", -(-n // VECTOR)
     else:
         source = head + strided_source(operands, len(sizes))
