@@ -1,4 +1,4 @@
-"""Every distinct convolution of ResNet-50 and MobileNetV2, three directions, on an OpenCL device: our best candidate against cuDNN through PyTorch.
+"""Every distinct convolution of ResNet-50 and MobileNetV2, three directions, on an OpenCL device: our best candidate against cuDNN through PyTorch and, forward, netcl.
 
     python -m benchmarks.gpu_conv [--device opencl:0] [--batch 32] [--quick] [--seconds 480] [--json FILE]
 
@@ -129,11 +129,43 @@ def cudnn(problem: Any, tf32: bool) -> float | None:
     return best
 
 
+def netcl(problem: Any, device: Any) -> float | None:
+    """Seconds of netcl's forward convolution (it picks its own kernel): 20 launches in a row by the wall clock, of which the least of 5 runs."""
+    try:
+        from netcl.core.tensor import Tensor
+        from netcl.ops import conv2d
+    except ImportError:
+        return None
+    a = problem.attrs
+    if problem.op != "conv2d" or len(set(a.padding)) > 1 or len(set(a.stride)) > 1:
+        return None
+    rng = np.random.default_rng(0)
+    x, w = (Tensor.from_host(device.queue, rng.standard_normal(s.shape).astype(np.float32)) for s in problem.inputs[:2])
+
+    def run() -> None:
+        for _ in range(20):
+            conv2d(x, w, stride=a.stride[0], pad=a.padding[0], groups=a.groups)
+        device.queue.finish()
+
+    try:
+        run()
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - began) / 20)
+        return min(times)
+    except Exception as error:
+        print(f"netcl: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+        return None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser("gpu_conv", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="opencl:0")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--quick", type=int, default=0, metavar="N", help="only N problems, spread over all")
+    parser.add_argument("--way", choices=list(WAYS.values()), help="only this direction")
     parser.add_argument("--seconds", type=float, default=480.0, help="stop after so long and report what is there")
     parser.add_argument("--each", type=float, default=20.0, help="seconds for the candidates of one problem")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -145,6 +177,7 @@ def main() -> int:
     name = str(device.describe().get("model", device.name))
     print(device.describe())
     wanted = problems(options.batch)
+    wanted = [(n, p) for n, p in wanted if not options.way or WAYS[p.op] == options.way]
     if options.quick:
         wanted = spread(wanted, options.quick)
     has_torch = True
@@ -169,12 +202,13 @@ def main() -> int:
         shape = " ".join("x".join(map(str, s.shape)) for s in problem.inputs[:2])
         case = f"{net} {WAYS[problem.op]} {shape} s{a.stride[0]} g{a.groups}"
         peers = {"cudnn fp32": cudnn(problem, False), "cudnn tf32": cudnn(problem, True)} if has_torch else {}
+        peers["netcl"] = netcl(problem, device)
         for peer, theirs in peers.items():
             if theirs is not None:
                 rows.append(
                     {"case": case, "device": str(device.cl.name), "peer": peer, "ours_s": seconds, "peer_s": theirs, "ratio": seconds / theirs}
                 )
-        if not peers:
+        if not any(peers.values()):
             rows.append({"case": case, "device": name, "peer": "none", "ours_s": seconds, "peer_s": None, "ratio": None})
         rate = [f"{cost.flops / t * 1e-12:.1f}" if t else "-" for t in (seconds, *peers.values())]
         tile = "x".join(str(v) for v in config.values())
@@ -186,7 +220,7 @@ def main() -> int:
         else ("problem", "kernel", "config", "us", "ours", "GB/s")
     )
     print_table("gpu_conv: TFLOP/s", head, lines)
-    for peer in ("cudnn fp32", "cudnn tf32"):
+    for peer in ("cudnn fp32", "cudnn tf32", "netcl"):
         for way in WAYS.values():
             ratios = [r["ratio"] for r in rows if r["peer"] == peer and f" {way} " in r["case"]]
             if ratios:
