@@ -1,4 +1,5 @@
-"""Every distinct convolution of ResNet-50 and MobileNetV2, three directions, on an OpenCL device: our best candidate against cuDNN through PyTorch and, forward, netcl.
+"""Every distinct convolution of ResNet-50 and MobileNetV2, three directions, on an OpenCL device: our best candidate against cuDNN
+(through PyTorch) and, forward, netcl.
 
     python -m benchmarks.gpu_conv [--device opencl:0] [--batch 32] [--quick] [--seconds 480] [--json FILE]
 
@@ -214,11 +215,8 @@ def main() -> int:
         tile = "x".join(str(v) for v in config.values())
         lines.append([case, kernel.removeprefix("opencl."), tile, f"{seconds * 1e6:.0f}", *rate, f"{cost.bytes / seconds * 1e-9:.0f}"])
         print("  ".join(lines[-1]), flush=True)
-    head = (
-        ("problem", "kernel", "config", "us", "ours", "cudnn fp32", "cudnn tf32", "GB/s")
-        if has_torch
-        else ("problem", "kernel", "config", "us", "ours", "GB/s")
-    )
+    cudnns = ("cudnn fp32", "cudnn tf32") if has_torch else ()
+    head = ("problem", "kernel", "config", "us", "ours", *cudnns, "netcl", "GB/s")
     print_table("gpu_conv: TFLOP/s", head, lines)
     for peer in ("cudnn fp32", "cudnn tf32", "netcl"):
         for way in WAYS.values():
