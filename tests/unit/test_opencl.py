@@ -12,6 +12,8 @@ from tilewright import devices, models, nn, optim
 from tilewright.devices import opencl
 from tilewright.devices.opencl import program, runtime
 from tilewright.errors import DeviceError, KernelError, OutOfMemory
+from tilewright.ops._call import call_inplace
+from tilewright.ops.optimizer import ADAM, RMSPROP, AdamAttrs, RmspropAttrs
 
 pytestmark = pytest.mark.skipif(not opencl.names(), reason="no OpenCL device works here (PyOpenCL and a driver, for example PoCL)")
 
@@ -50,13 +52,13 @@ class Net(nn.Module):
         return self.fc(tw.flatten(self.bn(self.conv(x), activation="relu"), 1))
 
 
-def losses(device, steps, make, lr):
-    """Of ten classes, each one pattern under noise; by SGD (under AdamW two devices part by 3 % in 50 steps, cause not shown)."""
+def losses(device, steps, make, optimizer):
+    """Of ten classes, each one pattern of squares under noise."""
     tw.manual_seed(0)
     net = make().to(device=device)
-    optimizer, loss_fn = optim.SGD(net.parameters(), lr=lr, momentum=0.9), nn.CrossEntropyLoss()
+    optimizer, loss_fn = optimizer(net.parameters()), nn.CrossEntropyLoss()
     rng, out = np.random.default_rng(0), []
-    patterns = rng.standard_normal((10, 1, 28, 28))
+    patterns = np.kron(rng.standard_normal((10, 1, 7, 7)), np.ones((4, 4)))
     for _ in range(steps):
         y = rng.integers(0, 10, 8)
         x = tw.tensor((patterns[y] + rng.standard_normal((8, 1, 28, 28))).astype(np.float32), device=device, layout="channels_last")
@@ -68,13 +70,41 @@ def losses(device, steps, make, lr):
     return np.array(out)
 
 
-@pytest.mark.parametrize("make, lr", [(Net, 0.02), (lambda: models.lenet(num_classes=10), 0.01)], ids=["batch_norm", "lenet"])
-def test_fifty_losses_are_the_cpus(device, make, lr):
-    ours, cpu = losses(device, 50, make, lr), losses("cpu", 50, make, lr)
-    np.testing.assert_allclose(ours, cpu, rtol=2e-5, atol=2e-6)
-    assert np.array_equal(ours, losses(device, 50, make, lr))  # every kernel is deterministic
-    if make is Net:
-        assert cpu[-5:].max() < 0.01 < 2 < cpu[0]  # the weights have moved a long way
+RULES = {
+    "sgd": lambda p: optim.SGD(p, lr=0.01, momentum=0.9),
+    "adamw": lambda p: optim.AdamW(p, lr=2e-3),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("make", [Net, models.lenet], ids=["batch_norm", "lenet"])
+def test_fifty_losses_are_the_cpus(device, make, rule):
+    ours, cpu = losses(device, 50, make, RULES[rule]), losses("cpu", 50, make, RULES[rule])
+    # A loss is the difference of two numbers around 10, whatever is left of it: a few of their last bits (1e-6 each).
+    np.testing.assert_allclose(ours, cpu, rtol=1e-5, atol=4e-6)
+    assert np.array_equal(ours, losses(device, 50, make, RULES[rule]))  # every kernel is deterministic
+    assert cpu[-5:].max() < 0.8 < 2 < cpu[0]  # the weights have moved a long way
+
+
+@pytest.mark.parametrize("where", ["cpu", "opencl:0"])
+@pytest.mark.parametrize("op, options, hyper", [
+    (ADAM, {"decoupled": False}, (2e-3, 0.9, 0.999, 1e-8, 0.01, 1 - 0.9**3, 1 - 0.999**3)),
+    (ADAM, {"decoupled": True}, (2e-3, 0.9, 0.9999, 1e-8, 0.01, 1 - 0.9, 1 - 0.9999)),
+    (RMSPROP, {"momentum": True}, (1e-3, 0.99, 1e-8, 0.0, 0.9)),
+], ids=["adam", "adamw", "rmsprop"])  # fmt: skip
+def test_moments_are_right_to_the_last_bits(device, where, op, options, hyper):
+    """Gradients of all sizes, each element by itself, from a parameter of 0: 1 - beta made of a float32 beta would be 400 roundings off."""
+    rng, n = np.random.default_rng(0), 4096
+    g = rng.standard_normal(n) * 10 ** rng.uniform(-12, 2, n)
+    mean, square = g * rng.uniform(0.5, 1, n), g * g * 10 ** rng.uniform(-6, 0, n)
+    values = [v.astype(np.float32) for v in (np.zeros(n), g, *((mean, square) if op is ADAM else (square, mean)))]
+    attrs = (AdamAttrs if op is ADAM else RmspropAttrs)(**options)
+    want = op.reference(attrs, *[v.astype(np.float64) for v in values], np.array(hyper))
+    tensors = [tw.tensor(v, device=where) for v in values]
+    call_inplace(op, (*tensors, tw.tensor(np.array(hyper), device=where)), attrs)
+    for k, exact in zip((0, 2, 3), want, strict=True):
+        np.testing.assert_allclose(tensors[k].numpy(), exact, rtol=1e-6, atol=1e-30)
 
 
 def test_a_batch_norm_net_learns(device):

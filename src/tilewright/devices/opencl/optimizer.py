@@ -11,18 +11,23 @@ from tilewright.devices.opencl._base import ClKernel
 from tilewright.devices.opencl._source import index_type, prelude, types
 from tilewright.devices.opencl.program import launcher
 
-# Hyperparameters come in float64, which not every device has: its bits are read as integers.
+# Hyperparameters come in float64, which not every device has: its bits are read as integers, into a float and the float that it
+# leaves over. REST(k) is 1 - H(k) from both: from H(k) alone, 0.001 for a beta of 0.999 would be 1.3e-5 off.
 _HYPER = """
-static float tw_narrowed(const ulong u) {
-  const int e = (int)((u >> 52) & 2047);
-  const float m = e ? 1.0f + (float)(uint)((u >> 29) & 0x7fffff) * 1.1920928955078125e-7f + (float)(uint)((u >> 28) & 1) * 5.9604645e-8f : 0.0f;
-  const float v = e == 2047 ? ((u << 12) ? NAN : INFINITY) : ldexp(m, e - 1023);
-  return u >> 63 ? -v : v;
-}
 #ifdef FP64
 #define H(k) (((__global const double *)hyper)[k])
+#define REST(k) (1 - H(k))
 #else
-#define H(k) tw_narrowed(((__global const ulong *)hyper)[k])
+static float2 tw_parts(const ulong u) {
+  const int e = (int)((u >> 52) & 2047);
+  float2 v = (float2)(0.0f);
+  if (e == 2047) v.x = (u << 12) ? NAN : INFINITY;
+  else if (e) v = (float2)(ldexp((float)(uint)((u >> 29) & 0x7fffff | 0x800000), e - 1046), ldexp((float)(uint)(u & 0x1fffffff), e - 1075));
+  return u >> 63 ? -v : v;
+}
+#define PARTS(k) tw_parts(((__global const ulong *)hyper)[k])
+#define H(k) (PARTS(k).x + PARTS(k).y)
+#define REST(k) ((1.0f - PARTS(k).x) - PARTS(k).y)
 #endif
 """
 _SGD = """
@@ -42,24 +47,24 @@ _SGD = """
   STORE_p(o0, i, w - lr * s);
 """
 _ADAM = """
-  const REAL lr = H(0), b1 = H(1), b2 = H(2), eps = H(3), decay = H(4), fix1 = H(5), fix2 = H(6);
+  const REAL lr = H(0), eps = H(3), decay = H(4), fix1 = H(5), fix2 = H(6);
   REAL w = LOAD_p(p, i), s = LOAD_p(g, i);
 #ifdef DECOUPLED
   w *= 1 - lr * decay;
 #else
   s += decay * w;
 #endif
-  const REAL m = b1 * (REAL)LOAD_p(s0, i) + (1 - b1) * s, v = b2 * (REAL)LOAD_p(s1, i) + (1 - b2) * s * s;
+  const REAL m = H(1) * (REAL)LOAD_p(s0, i) + REST(1) * s, v = H(2) * (REAL)LOAD_p(s1, i) + REST(2) * s * s;
   STORE_p(o1, i, m);
   STORE_p(o2, i, v);
   STORE_p(o0, i, w - lr / fix1 * m / (sqrt(v / fix2) + eps));
 """
 _RMSPROP = """
-  const REAL lr = H(0), alpha = H(1), eps = H(2), decay = H(3), momentum = H(4);
+  const REAL lr = H(0), eps = H(2), decay = H(3), momentum = H(4);
   const REAL w = LOAD_p(p, i);
   REAL s = LOAD_p(g, i);
   s += decay * w;
-  const REAL q = alpha * (REAL)LOAD_p(s0, i) + (1 - alpha) * s * s;
+  const REAL q = H(1) * (REAL)LOAD_p(s0, i) + REST(1) * s * s;
   STORE_p(o1, i, q);
   REAL step = s / (sqrt(q) + eps);
 #ifdef MOMENTUM
