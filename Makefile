@@ -37,9 +37,9 @@ test-onednn: $(DEV)
 test-no-onednn: $(DEV)  ## the op and kernel contracts on NumPy alone
 	TILEWRIGHT_ONEDNN=off $(BIN)/python -m pytest -q tests/contract
 
-test-opencl: $(DEV) system  ## every kernel on the first OpenCL device that works (a quarter of an hour on PoCL)
+test-opencl: $(DEV) system  ## every kernel on the first OpenCL device that works (half an hour on PoCL)
 	$(BIN)/python -m pip --disable-pip-version-check -qq install 'pyopencl>=2024.1'
-	TILEWRIGHT_TEST_DEVICES=opencl:0 $(BIN)/python -m pytest -q tests/contract/test_kernels.py tests/unit/test_opencl.py
+	TILEWRIGHT_TEST_DEVICES=opencl:0 $(BIN)/python -m pytest -q tests/contract/test_kernels.py tests/unit/test_opencl.py tests/cases
 
 bench: $(DEV)  ## host overhead, memory, training and inference times, into benchmarks/results
 	$(BIN)/python benchmarks/run_all.py
