@@ -1,10 +1,11 @@
 """Faults seen in comparable systems, each held as the right behaviour of its whole kind.
 
 Numbers are those of the project's two fault lists: F1-F32 (other systems), S1-S25 (the two we start from). Here:
-F1-F9, F12-F19, F20, F24, F25, F30-F32, S1-S12, S14, S16-S17, S19, S21-S25. F10 and F11 (element counts past 2^32) are rows of
-conv_shapes.csv. F26-F28 and S18 (stores of measurements) are in tests/unit/test_store.py, F29 and S17's choice in test_select.py.
-F21-F23 (ONNX attributes and graphs), S15 and S20 (captured graphs, OpenCL) wait for what they concern;
-F23's and S25's part that exists (folding, weights files) is here.
+F1-F9, F12-F20, F24, F25, F30-F32, S1-S14, S16, S17, S19-S25, each on every device present where it is no matter of the host alone.
+F10 and F11 (element counts past 2^32) are rows of conv_shapes.csv. F26, F28 and S18 (stores of measurements) are in
+tests/unit/test_store.py, F27 there and for OpenCL's programs in test_opencl.py, F29 in test_select.py.
+F21-F23 (ONNX attributes and graphs) and S15 (captured graphs) wait for what they concern; F23's and S25's part that exists
+(folding, weights files) is here.
 """
 
 from __future__ import annotations
@@ -18,9 +19,25 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tests.contract._contract import present
 from tilewright import io, models, nn, optim
+from tilewright.config import config
+from tilewright.devices.api import Problem, spec
 from tilewright.errors import ArgumentError, CheckpointError, ShapeError
-from tilewright.ops.conv2d import CONV2D, WEIGHT_GRAD, Conv2dAttrs, WeightGradAttrs
+from tilewright.ops.conv2d import CONV2D, WEIGHT_GRAD, Conv2dAttrs, InputGradAttrs, WeightGradAttrs
+
+of_the_cpu = pytest.mark.of_the_cpu  # what it looks at is in host memory alone
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.definition.get_closest_marker("of_the_cpu") is None:
+        metafunc.parametrize("where", [d.name for d in present()], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def where(request, monkeypatch):
+    """The device that tensors go to."""
+    monkeypatch.setattr(config, "device", getattr(request, "param", "cpu"))
 
 
 def grads(x, w, **options):
@@ -106,6 +123,7 @@ def test_f9_nan_in_the_weight_gradient():
     assert np.isfinite(dw[0]).all()
 
 
+@of_the_cpu
 def test_f12_f13_huge_extents_are_refused_not_crashed():
     big = tw.empty(46341, 1, 46341, 1, device="null")
     assert tw.conv2d(big, tw.empty(1, 1, 1, 1, device="null")).shape == (46341, 1, 46341, 1)
@@ -231,12 +249,14 @@ print((resident() - start) / 2**20)
 """
 
 
+@of_the_cpu
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is read from Linux's /proc")
 def test_f30_memory_is_bounded_over_many_sizes():
     told = subprocess.run([sys.executable, "-c", SIZES], capture_output=True, text=True, check=True)
     assert float(told.stdout) < 200
 
 
+@of_the_cpu
 def test_f31_out_of_memory_is_said_and_survived():
     from tilewright.errors import OutOfMemory
 
@@ -245,6 +265,7 @@ def test_f31_out_of_memory_is_said_and_survived():
     np.testing.assert_array_equal((tw.ones(3) + 1.0).numpy(), [2, 2, 2])
 
 
+@of_the_cpu
 @pytest.mark.parametrize("damage", ["byte", "half", "empty", "flip data", "flip header", "garbage", "missing"])
 def test_f32_damaged_weights(tmp_path, damage):
     model = models.lenet()
@@ -374,11 +395,13 @@ def test_s11_max_pool_backward_any_stride(kernel, stride, padding):
     assert tw.gradcheck(lambda x: tw.max_pool2d(x, kernel, stride, padding), [x])
 
 
+@of_the_cpu
 def test_s12_reshape_checks_the_count():
     with pytest.raises(ShapeError, match="they must be equal"):
         tw.zeros(2, 3).reshape(4, 2)
 
 
+@of_the_cpu
 def test_s13_the_callers_array_is_not_aliased():
     a = np.zeros(4, np.float32)
     t = tw.tensor(a)
@@ -416,6 +439,7 @@ def test_s17_each_shape_has_its_own_plan():
         np.testing.assert_allclose(tw.conv2d(x, w).numpy(), ref, rtol=1e-4, atol=1e-5)
 
 
+@of_the_cpu
 def test_s21_weights_are_packed_once_per_version():
     w = tw.normal(32, 32, 3, 3).channels_last()
     x = tw.normal(1, 32, 16, 16).channels_last()
@@ -446,6 +470,7 @@ def test_s23_training_and_inference_agree(name):
     np.testing.assert_allclose(tw.conv2d(x, w, activation=name).detach().numpy(), fused, rtol=2e-4, atol=2e-5)
 
 
+@of_the_cpu
 def test_s24_inference_makes_no_training_primitives():
     cpu = tw.device("cpu")
     cpu.plans.clear()
@@ -455,6 +480,7 @@ def test_s24_inference_makes_no_training_primitives():
     assert not [p.problem.op for p in cpu.plans.values() if "grad" in p.problem.op]
 
 
+@of_the_cpu
 def test_s25_loading_verifies_shapes(tmp_path):
     io.save_weights(tmp_path / "a.safetensors", models.lenet(10))
     with pytest.raises(CheckpointError, match=r"fc3\.weight.*nothing was changed"):
@@ -462,3 +488,68 @@ def test_s25_loading_verifies_shapes(tmp_path):
     state = models.resnet18().state_dict()
     assert {"bn1.running_mean", "bn1.running_var", "bn1.weight"} <= set(state)
     assert optim.SGD(models.lenet().parameters(), lr=0.1).groups
+
+
+# -- of OpenCL devices alone -------------------------------------------------------------------------------------------
+
+of_opencl = pytest.mark.parametrize("device", [pytest.param(d, id=d.name) for d in present() if d.kind == "opencl"])
+
+
+@of_opencl
+@of_the_cpu
+@pytest.mark.parametrize("group, room", [(64, 1 << 24), (1 << 20, 16)], ids=["local memory", "work-items"])
+def test_f31_more_than_a_group_may_have(device, group, room):
+    from tilewright.devices.opencl.program import launcher
+
+    source = f"""__kernel void k(__global float *x) {{ __local float a[{room}];
+  a[get_local_id(0) % {room}] = x[0]; barrier(CLK_LOCAL_MEM_FENCE); x[0] = a[{room} - 1]; }}"""
+    x = tw.zeros(4, device=device)
+    with pytest.raises(tw.errors.TilewrightError, match=device.name):
+        launcher(device, source, "k", size=(group,), group=(group,), buffers=1)(x.buffer)
+        device.synchronize()
+    y = tw.conv2d(tw.ones(1, 4, 5, 5, device=device), tw.ones(4, 4, 3, 3, device=device))
+    np.testing.assert_array_equal(y.numpy(), np.full((1, 4, 3, 3), 36))
+
+
+@of_opencl
+@of_the_cpu
+@pytest.mark.parametrize("group, local", [(128, 16 << 10), (64, 16 << 10), (1024, 48 << 10)])
+def test_s17_small_devices_and_bounded_workspace(device, group, local, monkeypatch):
+    """A kernel that takes a problem has a way to run it within the device's limits, and its partial sums stay within 256 MiB."""
+    for name, value in (("max_group", group), ("local_memory", local), ("is_gpu", True), ("units", 132)):
+        monkeypatch.setattr(device, name, value)
+    x, w, y = (spec(s, "float32", "channels_last") for s in ((256, 1024, 7, 7), (1024, 1024, 1, 1), (256, 1024, 7, 7)))
+    conv = Conv2dAttrs()
+    for problem in (
+        Problem("conv2d", conv, (x, w, None, None), (y,)),
+        Problem("conv2d_input_grad", InputGradAttrs(conv, (7, 7)), (y, w), (x,)),
+        Problem("conv2d_weight_grad", WeightGradAttrs(conv, (1, 1), False), (x, y), (w,)),
+    ):
+        taking = [k for k in device.kernels(problem.op) if not k.reject(problem, device)]
+        assert any(k.id.endswith(".gemm") for k in taking)
+        for kernel in taking:
+            ways = list(kernel.configs(problem, device))
+            assert ways, kernel.id
+            for way in ways:
+                assert kernel.workspace(problem, way) <= 256 << 20, (kernel.id, way)
+                tile = dict(way)
+                if {"bm", "bn", "bk", "tm", "tn"} <= tile.keys():
+                    assert tile["bm"] // tile["tm"] * (tile["bn"] // tile["tn"]) <= group
+                    assert (tile["bm"] + tile["bn"]) * tile["bk"] * 4 <= local
+
+
+@of_opencl
+@of_the_cpu
+def test_s20_nothing_is_built_again(device):
+    net = nn.Linear(4, 3).to(device=device)
+    optimizer, ema = optim.AdamW(net.parameters(), lr=0.1), optim.EMA(net, 0.9)
+    built = []
+    for step in range(5):
+        loss = tw.cross_entropy(net(tw.ones(2, 4, device=device)), tw.tensor([0, step % 3], device=device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.groups[0]["lr"] = 0.1 / (step + 1)
+        optimizer.step()
+        ema.update()
+        built.append(len(device.programs))
+    assert built[-1] == built[1], built

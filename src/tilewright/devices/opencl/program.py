@@ -112,6 +112,9 @@ def launcher(
     kernel = cl.Kernel(built(device, source, define or {}), entry)
     for i, s in enumerate(scalars):
         kernel.set_arg(buffers + i, s)
+    taken = kernel.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, device.cl)
+    if taken > device.local_memory and not device.is_gpu:  # GPUs' drivers refuse it themselves, some only beyond more than they name; PoCL aborts
+        raise KernelError(f"{device.name}: {entry} needs {taken} bytes of local memory and the device has {device.local_memory}")
     if group is not None:
         limit = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, device.cl)
         if prod(group) > limit:
