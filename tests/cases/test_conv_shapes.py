@@ -259,8 +259,10 @@ def on_opencl(name: str, row: Row) -> tuple[Counter[str], str]:
         device = tw.device(name)
         most = device.max_alloc
         sizes = [4 * math.prod(s) for s in (row.x, row.w, row.y)]
+        # In 4e9 terms one work-item would add for minutes, to a sum that float32 cannot hold.
+        terms = max(math.prod(row.w[1:]), math.prod(row.w) // row.w[1] // row.attrs.groups) if row.w[1] else 0
         # Held at once: the operands, one result, and what a repeated stretch adds to each.
-        if max(sizes) <= most and sum(sizes) + max(sizes) < 0.9 * int(device.cl.global_mem_size):
+        if terms < 1 << 29 and max(sizes) <= most and sum(sizes) + max(sizes) < 0.9 * int(device.cl.global_mem_size):
             try:
                 return three_directions(row, device), ""
             finally:
@@ -315,12 +317,12 @@ def test_rows_on_opencl(device, capsys):
     with capsys.disabled():
         print(
             f"\n{device.name} {device.cl.name.strip()}: {done} of {len(rows)} rows {'in full' if FULL else 'of each kind, reduced'}, "
-            f"three directions, {len(wrong)} wrong, {len(rows) - done - len(wrong)} refused for their size, {time.monotonic() - began:.0f} s; "
+            f"three directions, {len(wrong)} wrong, {len(rows) - done - len(wrong)} too large, {time.monotonic() - began:.0f} s; "
             + ", ".join(f"{k} {n}" for k, n in sorted(used.items()))
         )
     assert not wrong, "\n".join(wrong)
     assert sum(used.values()) == 3 * done
-    assert len(rows) - done <= (1 if FULL and device.max_alloc >= 32 << 30 else 12 if FULL else 0)
+    assert len(rows) - done <= (3 if FULL and device.max_alloc >= 32 << 30 else 12 if FULL else 0)
 
 
 def test_most_rows_are_computed():
