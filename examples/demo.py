@@ -1,6 +1,6 @@
 """Train a MobileNet-style net on real handwritten digits, save it, and classify picture files in a new process.
 
-python examples/demo.py [--device cpu] [--data mnist_5k] [--folder runs/demo] [--epochs N]
+python examples/demo.py [--device cpu|opencl:0|auto] [--data mnist_5k] [--folder runs/demo] [--epochs N]
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pictures(data: str, folder: Path, count: int = 10) -> list[tuple[Path, int]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default=None, help="where to train: cpu")
+    parser.add_argument("--device", default=None, help="where to train: cpu, opencl:0, or auto (the fastest)")
     parser.add_argument("--data", default="mnist_5k", help="mnist_5k or digits")
     parser.add_argument("--folder", default="runs/demo", help="where the weights and pictures go")
     parser.add_argument("--epochs", type=int, default=12)

@@ -37,8 +37,8 @@ def _policy(name: str) -> str:
 
 @dataclass
 class Config:
-    """`device`: where tensors go when none is named. `deterministic`: admit only deterministic kernels. `plans`: calls
-    whose kernels are kept ready. `tune`: whether kernels are measured (see `tilewright.tune.select`), within
+    """`device`: where tensors go when none is named; `auto` is the fastest, measured once. `deterministic`: admit only
+    deterministic kernels. `plans`: calls whose kernels are kept ready. `tune`: whether kernels are measured (see `tilewright.tune.select`), within
     `tune_problem_s` seconds a problem and `tune_process_s` in all. `lock`: a lock file that pins every choice.
     """
 

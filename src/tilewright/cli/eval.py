@@ -11,7 +11,7 @@ def run(
     weights: str = typer.Argument(help="A file that `tilewright train` wrote."),
     data: str = typer.Option(None, help=f"{DATA_HELP} If not given, what the model was trained on."),
     batch: int = typer.Option(128, min=1),
-    device: str = typer.Option(None, help="cpu or opencl:0 (`tilewright devices` lists them); TILEWRIGHT_DEVICE sets the default."),
+    device: str = typer.Option(None, help="cpu, opencl:0 (`tilewright devices` lists them) or auto, the fastest; default TILEWRIGHT_DEVICE or cpu."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Loss and accuracy of a trained model on a dataset's held-out part."""

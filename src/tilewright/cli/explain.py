@@ -11,7 +11,7 @@ def run(
     target: str = typer.Argument(help="A model's name, a weights file, or a CSV file of convolutions."),
     input: str = typer.Option("1x3x224x224", help="NxCxHxW, for a model."),
     direction: str = typer.Option("forward", help="forward, train or all."),
-    device: str = typer.Option(None, help="cpu or opencl:0 (`tilewright devices` lists them); TILEWRIGHT_DEVICE sets the default."),
+    device: str = typer.Option(None, help="cpu, opencl:0 (`tilewright devices` lists them) or auto, the fastest; default TILEWRIGHT_DEVICE or cpu."),
     rejected: bool = typer.Option(False, help="Print every other candidate too, with its time or the reason why it is not taken."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

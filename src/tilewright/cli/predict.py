@@ -10,7 +10,7 @@ def run(
     images: list[str] = typer.Argument(help="Picture files."),
     top: int = typer.Option(3, min=1, help="How many classes to name."),
     invert: bool = typer.Option(False, help="The picture is dark on light, and the model was trained on light on dark."),
-    device: str = typer.Option(None, help="cpu or opencl:0 (`tilewright devices` lists them); TILEWRIGHT_DEVICE sets the default."),
+    device: str = typer.Option(None, help="cpu, opencl:0 (`tilewright devices` lists them) or auto, the fastest; default TILEWRIGHT_DEVICE or cpu."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Classify pictures given by path."""

@@ -13,7 +13,7 @@ def run(
     out: str = typer.Option("report.html", "--out", "-o", help="The page to write."),
     input: str = typer.Option("1x3x224x224", help="NxCxHxW, for a model."),
     direction: str = typer.Option("forward", help="forward, train or all."),
-    device: str = typer.Option(None, help="cpu or opencl:0 (`tilewright devices` lists them); TILEWRIGHT_DEVICE sets the default."),
+    device: str = typer.Option(None, help="cpu, opencl:0 (`tilewright devices` lists them) or auto, the fastest; default TILEWRIGHT_DEVICE or cpu."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """What `explain` tells as one page with pictures, which needs nothing else: roofline, time by layer, candidates."""

@@ -20,7 +20,7 @@ def run(
     weight_decay: float = typer.Option(0.05, min=0.0),
     augment: bool = typer.Option(True, help="Small random shifts and rotations of the training images."),
     seed: int = typer.Option(0),
-    device: str = typer.Option(None, help="cpu or opencl:0 (`tilewright devices` lists them); TILEWRIGHT_DEVICE sets the default."),
+    device: str = typer.Option(None, help="cpu, opencl:0 (`tilewright devices` lists them) or auto, the fastest; default TILEWRIGHT_DEVICE or cpu."),
     size: int = typer.Option(None, min=8, help="Side of the images of folder:FOLDER."),
     out: str = typer.Option("weights.safetensors", help="Where the weights go."),
     checkpoint: str = typer.Option(None, help="Keep the whole run in this file."),

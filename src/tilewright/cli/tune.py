@@ -15,7 +15,7 @@ def run(
     file: str = typer.Argument(None, help="The file of export and import (JSON lines)."),
     input: str = typer.Option("1x3x224x224", help="NxCxHxW, for a model."),
     direction: str = typer.Option("all", help="forward, train or all."),
-    device: str = typer.Option(None, help="cpu or opencl:0 (`tilewright devices` lists them); TILEWRIGHT_DEVICE sets the default."),
+    device: str = typer.Option(None, help="cpu, opencl:0 (`tilewright devices` lists them) or auto, the fastest; default TILEWRIGHT_DEVICE or cpu."),
     budget: float = typer.Option(600.0, min=0.0, help="Seconds in all; run it again to go on."),
     seconds: float = typer.Option(2.0, min=0.0, help="Seconds a problem."),
     again: bool = typer.Option(False, help="Measure also what is measured."),

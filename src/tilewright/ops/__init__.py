@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import sys
 
+from tilewright import devices as _devices
 from tilewright import tensor as _tensor
 from tilewright.tensor import Tensor
 
@@ -25,4 +26,5 @@ for _info in pkgutil.iter_modules(__path__):
                     setattr(Tensor, _name, _value)
 
 _tensor._ops = sys.modules[__name__]
+_devices.pick = importlib.import_module(f"{__name__}._default").pick
 __all__ = ["Tensor"]

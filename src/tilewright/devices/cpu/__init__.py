@@ -280,6 +280,10 @@ def _model() -> str:
         return platform.processor() or platform.machine()
 
 
+def names() -> list[str]:
+    return ["cpu"]
+
+
 def open_device(name: str, index: int) -> CpuDevice:
     if index:
         raise DeviceError(f"device {name!r} does not exist: the processor's cores are one device; use 'cpu'")
