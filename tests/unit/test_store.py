@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
 import random
@@ -168,6 +170,19 @@ def test_the_hash_follows_the_source(tmp_path, monkeypatch):
     sys.modules.pop("planted_kernel", None)
     assert len(set(hashes)) == 3
     assert all(re.fullmatch("[0-9a-f]{16}", h) for h in hashes)
+
+
+@pytest.mark.parametrize("helper", ["_gemm", "_source", "_expr", "conv2d.direct"])
+def test_the_hash_follows_what_a_kernel_uses(helper, monkeypatch):
+    """An edit of the tiled product that pointwise convolutions share makes their old trials count no more."""
+    pointwise = importlib.import_module("tilewright.devices.opencl.conv2d.gemm")
+    kernel = next(k for k in api.registered("opencl") if type(k).__module__ == pointwise.__name__)
+    monkeypatch.setattr(module, "source_hash", functools.cache(module.source_hash.__wrapped__))
+    before = module.source_hash(kernel)
+    digest = module._module_digest
+    monkeypatch.setattr(module, "_module_digest", lambda name: b"edited" if name == f"tilewright.devices.opencl.{helper}" else digest(name))
+    module.source_hash.cache_clear()
+    assert module.source_hash(kernel) != before
 
 
 def test_a_function_counts_with_its_kernel():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tilewright.tune.bench import FEWEST, MOST, SAMPLE_S, Flush, HostTimer, Timing, bench, quantile, rank, standard_error
+from tilewright.devices.api import Device
+from tilewright.tune.bench import FEWEST, MOST, SAMPLE_S, Flush, Timing, bench, quantile, rank, standard_error
 
 
 class Machine:
@@ -226,20 +228,18 @@ def test_a_device_may_time_itself():
     machine = Machine()
     costs = {"a": 2e-3, "b": 1e-3}
 
-    class Events:
-        def start(self):
-            self.first = len(machine.ran)
-
-        def stop(self):
-            return sum(costs[k] for k in machine.ran[self.first :])
+    def events(run, clock):
+        first = len(machine.ran)
+        run()
+        return sum(costs[k] for k in machine.ran[first:])
 
     candidates = {"a": machine.launch("a", 1e-3), "b": machine.launch("b", 4e-3)}
-    found = machine.bench(candidates, timer=Events(), budget_s=1.0)
+    found = machine.bench(candidates, timer=events, budget_s=1.0)
     assert found.ranking == ["b", "a"]
     assert found.timings["b"].median == pytest.approx(1e-3)
 
 
-def test_the_host_timer_waits_for_the_device():
+def test_a_device_waits_for_its_work_before_the_clock_is_read():
     machine = Machine()
     queued = [0.5]
 
@@ -247,10 +247,8 @@ def test_the_host_timer_waits_for_the_device():
         machine.now += sum(queued)
         queued.clear()
 
-    timer = HostTimer(machine.clock, synchronize)
-    timer.start()
-    queued.append(0.25)
-    assert timer.stop() == 0.25
+    device = SimpleNamespace(synchronize=synchronize)
+    assert Device.seconds(device, lambda: queued.append(0.25), machine.clock) == 0.25  # pyright: ignore[reportArgumentType]
 
 
 def test_who_comes_next_and_who_is_finished_is_told():

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tilewright.devices.api import Launch
 from tilewright.tune.check import describe
 
 Key = TypeVar("Key", bound=Hashable)
+Timer = Callable[[Callable[[], Any], Callable[[], float]], float]  # seconds of what it runs; the host's clock is given
 
 SAMPLE_S = 20e-6  # a sample lasts at least so long: shorter launches are repeated within it
 MOST_REPEATS = 4096
@@ -34,33 +35,11 @@ HOPELESS = 5.0  # one whose first launches take this many times the leader's is 
 FLUSH_BYTES = 64 << 20
 
 
-class Timer(Protocol):
-    """Times work handed to a device: the host's clock, or the device's own event timestamps."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> float:
-        """Seconds of the work since `start`, once all of it is done."""
-        ...
-
-
-class HostTimer:
-    """The host's clock, read when the device has nothing left to do. synchronize: as `Device.synchronize`."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] | None = None) -> None:
-        self.clock = clock
-        self.synchronize = synchronize
-        self.began = 0.0
-
-    def start(self) -> None:
-        if self.synchronize is not None:
-            self.synchronize()
-        self.began = self.clock()
-
-    def stop(self) -> float:
-        if self.synchronize is not None:
-            self.synchronize()
-        return self.clock() - self.began
+def host_seconds(run: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """The time `run` takes by the clock. For work handed to a device: its `Device.seconds`."""
+    began = clock()
+    run()
+    return clock() - began
 
 
 class Flush:
@@ -170,7 +149,7 @@ def bench(
     make_args: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
     *,
     clock: Callable[[], float] = time.perf_counter,
-    timer: Timer | None = None,
+    timer: Timer = host_seconds,
     budget_s: float = 0.25,
     cold: bool = False,
     flush: Callable[[], None] | None = None,
@@ -183,7 +162,7 @@ def bench(
 
     candidates: a launch for each key, in order of expectation: when the budget does not reach all, the last go without.
     make_args: gives (input buffers, output buffers), once, for all of them.
-    clock: seconds; the budget is kept by it, and times are taken by it where no `timer` is given.
+    clock: seconds; the budget is kept by it. timer: takes the times, `Device.seconds` where the launches are handed to a device.
     cold: every launch finds its operands outside the caches (`flush`, else `Flush`, runs before each).
     incumbent: stays first in the ranking unless it is beaten by more than the noise (see `rank`).
     known: the shortest launch of a candidate that was seen before this, in seconds, where there was one. Those of a
@@ -197,7 +176,6 @@ def bench(
     """
     began = clock()
     end = began + budget_s
-    timer = HostTimer(clock) if timer is None else timer
     if cold and flush is None:
         flush = Flush()
     if not cold:
@@ -228,11 +206,13 @@ def bench(
             flush()
             flush_s = clock() - now
         launch, repeats = rival.launch, rival.timing.repeats
-        try:
-            timer.start()
+
+        def run() -> None:
             for _ in range(repeats):
                 launch(inputs, outputs)
-            rival.estimate = timer.stop() / repeats
+
+        try:
+            rival.estimate = timer(run, clock) / repeats
         except Exception as error:
             leave(rival, describe(error))
             return False

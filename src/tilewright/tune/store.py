@@ -19,6 +19,7 @@ import math
 import operator
 import os
 import random
+import re
 import sqlite3
 import struct
 import sys
@@ -29,7 +30,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -210,17 +211,34 @@ def _tuples(value: Any) -> Any:
 
 @functools.cache
 def source_hash(kernel: Kernel) -> str:
-    """16 hex digits over the source files that define the kernel: its class and bases, and functions it was given.
+    """16 hex digits over the source files that define the kernel: its class and bases, functions it was given, and what
+    those files use of other modules of the same device.
 
     A `.cl` file beside a module and of its name belongs to it. A module without a file counts by its name alone.
     """
     modules = {c.__module__ for c in type(kernel).__mro__ if issubclass(c, Kernel) and c is not Kernel}
     modules |= {v.__module__ for v in vars(kernel).values() if isinstance(v, FunctionType)}
+    found: set[str] = set()
+    while modules:
+        name = modules.pop()
+        found.add(name)
+        modules |= _uses(name) - found
     digest = hashlib.sha256()
-    for name in sorted(modules):
+    for name in sorted(found):
         digest.update(f"{name}\n".encode())
         digest.update(_module_digest(name))
     return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _uses(name: str) -> frozenset[str]:
+    """The modules of `tilewright.devices.<kind>.` whose functions, classes or objects stand in the module's namespace."""
+    kind = re.match(r"tilewright\.devices\.\w+\.", name)
+    if kind is None or name not in sys.modules:
+        return frozenset()
+    values = vars(sys.modules[name]).values()
+    homes = (v.__name__ if isinstance(v, ModuleType) else getattr(v, "__module__", None) for v in values)
+    return frozenset(h for h in homes if isinstance(h, str) and h.startswith(kind[0]))
 
 
 @functools.cache

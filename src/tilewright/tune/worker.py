@@ -30,7 +30,7 @@ from typing import Any
 from tilewright import devices
 from tilewright.devices.api import Config, Device, Kernel, Launch, Problem, Unusable, registered
 from tilewright.errors import KernelError
-from tilewright.tune.bench import HOPELESS, HostTimer, Timer, Timing, bench
+from tilewright.tune.bench import HOPELESS, Timing, bench
 from tilewright.tune.check import STRAY, Material, check, describe
 
 Candidate = tuple[Kernel, Config]
@@ -69,7 +69,6 @@ def trials(
     budget_s: float = 0.25,
     cold: bool = False,
     workspace: int | None = None,
-    timer: Timer | None = None,
     clock: Callable[[], float] = time.perf_counter,
     checked: Sequence[Candidate] = (),
     mark: Callable[[int], None] | None = None,
@@ -81,7 +80,7 @@ def trials(
 
     budget_s: seconds for all of it (`material` is there already), and at most a check or a launch more; candidates that it
     does not reach are "skipped". A quarter of
-    it is kept for timing, unless a single check takes longer. cold, timer, clock: see `bench`.
+    it is kept for timing, unless a single check takes longer. cold, clock: see `bench`.
     workspace: bytes of temporary memory a candidate may need (None: any). checked: those known to be right.
     mark(number): that candidate is about to run. right(number): it passed the check. done(number, trial): its trial is final.
     """
@@ -148,15 +147,14 @@ def trials(
             timing = Timing(samples=[known[i]])
         finish(i, timing.status, timing.reason, timing)
 
-    comparable = timer is None and not cold  # with the launches of the checks, by the host's clock and with warm caches
     bench(
         rivals,
         outputs,
         clock=clock,
-        timer=HostTimer(clock, device.synchronize) if timer is None else timer,
+        timer=device.seconds,
         budget_s=rest,
         cold=cold,
-        known=known if comparable else None,
+        known=None if cold else known,
         before=mark,
         finished=timed,
     )
